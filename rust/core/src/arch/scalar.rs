@@ -1,0 +1,56 @@
+//! The float32 kernel in plain Rust: the one that every CPU runs.
+//!
+//! A tile of 4 x 8 keys fits the sixteen 128-bit registers that x86-64 and aarch64 guarantee, and the compiler
+//! vectorises the inner loop over the eight references.
+
+use crate::kernel::{Hits, Kernel, MAX_MR, PanelRun, QueryPanel};
+use crate::pack::{self, Centred, PanelTerms, RowTerms};
+
+/// Needs no token: it uses nothing beyond the compilation target.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ScalarF32;
+
+const MR: usize = 4;
+const NR: usize = 8;
+
+impl Kernel for ScalarF32 {
+    const MR: usize = MR;
+    const NR: usize = NR;
+    const STEP: usize = 1;
+    type QueryCode = f32;
+    type ReferenceCode = f32;
+
+    fn encode_reference(row: &Centred<'_>, lane: usize, panel: &mut [f32]) -> PanelTerms {
+        pack::f32::encode_reference(row, lane, NR, panel)
+    }
+
+    fn encode_query(row: &Centred<'_>, lane: usize, panel: &mut [f32]) -> RowTerms {
+        pack::f32::encode_query(row, lane, MR, panel)
+    }
+
+    fn scan(self, query: &QueryPanel<'_, f32>, run: &PanelRun<'_, f32>, hits: &mut Hits) {
+        let panel_len = query.codes.len() / MR * NR;
+        let mut bars = [0.0; MAX_MR];
+        for (p, (codes, offsets)) in run.codes.chunks_exact(panel_len).zip(run.offsets.chunks_exact(NR)).enumerate() {
+            let mut tile = [[0.0f32; NR]; MR];
+            for (q, r) in query.codes.chunks_exact(MR).zip(codes.chunks_exact(NR)) {
+                for m in 0..MR {
+                    for n in 0..NR {
+                        tile[m][n] += q[m] * r[n];
+                    }
+                }
+            }
+            query.bars.against(run.terms[p], &mut bars);
+            for (m, dots) in tile.iter().enumerate() {
+                for (n, dot) in dots.iter().enumerate() {
+                    let key = dot - offsets[n];
+                    // Not `>=`: a key that is not a number must be reported.
+                    #[expect(clippy::neg_cmp_op_on_partial_ord, reason = "NaN must pass")]
+                    if !(key < bars[m]) {
+                        hits.push(m, run.first_row + (p * NR + n) as u32, key);
+                    }
+                }
+            }
+        }
+    }
+}

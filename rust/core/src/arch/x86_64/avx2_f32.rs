@@ -1,0 +1,87 @@
+//! The float32 kernel for AVX2 and FMA.
+//!
+//! A tile of 6 x 16 keys takes twelve of the sixteen registers as accumulators, two for the references and one for the
+//! query: enough independent chains to hide the latency of two fused multiply-adds a cycle.
+
+use std::arch::x86_64::*;
+
+use crate::kernel::{Hits, Kernel, MAX_MR, PanelRun, QueryPanel};
+use crate::level::Avx2;
+use crate::pack::{self, Centred, PanelTerms, RowTerms};
+
+/// The kernel, with the proof that the CPU runs it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Avx2F32(pub(crate) Avx2);
+
+const MR: usize = 6;
+const NR: usize = 16;
+const LANES: usize = 8;
+
+impl Kernel for Avx2F32 {
+    const MR: usize = MR;
+    const NR: usize = NR;
+    const STEP: usize = 1;
+    type QueryCode = f32;
+    type ReferenceCode = f32;
+
+    fn encode_reference(row: &Centred<'_>, lane: usize, panel: &mut [f32]) -> PanelTerms {
+        pack::f32::encode_reference(row, lane, NR, panel)
+    }
+
+    fn encode_query(row: &Centred<'_>, lane: usize, panel: &mut [f32]) -> RowTerms {
+        pack::f32::encode_query(row, lane, MR, panel)
+    }
+
+    fn scan(self, query: &QueryPanel<'_, f32>, run: &PanelRun<'_, f32>, hits: &mut Hits) {
+        // SAFETY: the token in `self` proves AVX2 and FMA.
+        unsafe { scan(query, run, hits) }
+    }
+}
+
+#[target_feature(enable = "avx2,fma")]
+fn scan(query: &QueryPanel<'_, f32>, run: &PanelRun<'_, f32>, hits: &mut Hits) {
+    let steps = query.codes.len() / MR;
+    let mut bars = [0.0; MAX_MR];
+    for (p, (codes, offsets)) in run.codes.chunks_exact(steps * NR).zip(run.offsets.chunks_exact(NR)).enumerate() {
+        let mut tile = [[_mm256_setzero_ps(); 2]; MR];
+        // Slices of one length each, so that the pointers below stay inside them for every step.
+        let (q, r) = (&query.codes[..steps * MR], &codes[..steps * NR]);
+        let (mut q, mut r) = (q.as_ptr(), r.as_ptr());
+        for _ in 0..steps {
+            // SAFETY: `r` and `q` have NR and MR more numbers in each of the `steps` rounds, and are advanced by as many.
+            unsafe {
+                let (r0, r1) = (_mm256_loadu_ps(r), _mm256_loadu_ps(r.add(LANES)));
+                for (m, dots) in tile.iter_mut().enumerate() {
+                    let x = _mm256_set1_ps(*q.add(m));
+                    dots[0] = _mm256_fmadd_ps(x, r0, dots[0]);
+                    dots[1] = _mm256_fmadd_ps(x, r1, dots[1]);
+                }
+                q = q.add(MR);
+                r = r.add(NR);
+            }
+        }
+        query.bars.against(run.terms[p], &mut bars);
+        for half in 0..2 {
+            let offset: &[f32; LANES] = offsets[half * LANES..][..LANES].try_into().expect("LANES offsets");
+            // SAFETY: `offset` has LANES numbers.
+            let offset = unsafe { _mm256_loadu_ps(offset.as_ptr()) };
+            for m in 0..MR {
+                let key = _mm256_sub_ps(tile[m][half], offset);
+                // "Not less than": a key that is not a number must be reported.
+                let over = _mm256_cmp_ps::<_CMP_NLT_UQ>(key, _mm256_set1_ps(bars[m]));
+                let mut mask = _mm256_movemask_ps(over) as u32;
+                if mask != 0 {
+                    let mut keys = [0.0f32; LANES];
+                    // SAFETY: `keys` has room for LANES numbers.
+                    unsafe { _mm256_storeu_ps(keys.as_mut_ptr(), key) };
+                    let first = run.first_row + (p * NR + half * LANES) as u32;
+                    while mask != 0 {
+                        let lane = mask.trailing_zeros();
+                        mask &= mask - 1;
+                        hits.push(m, first + lane, keys[lane as usize]);
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! How far a filter's key can be from the truth, and below which key a row cannot be a neighbour.
+//!
+//! ```text
+//! rows ──centre, scale──> psi (query), rho (reference)        real numbers
+//!        key      g = psi . rho - h(rho)                       larger is nearer
+//!        computed g~ with  |g~ - g| <= alpha A + beta B        alpha, beta of the query row, A, B of the panel
+//!        floor    L: a row with g < L ranks strictly behind k known rows, rounding and ties included
+//! skip a row  <=>  g~ < L - (alpha A + beta B)  ==>  g < L
+//! ```
+//!
+//! The derivation, line by line, is in `docs/exactness.md`; the names here are the names there. All bounds are formed in
+//! float64 and rounded to the safe side with factors that dwarf the rounding of forming them.
+
+use crate::metric::{Geometry, Metric};
+use crate::rescore::relative_error;
+
+/// Unit roundoff of float32.
+pub(crate) const U32: f64 = 1.0 / (1u64 << 24) as f64;
+
+/// Stands for underflow: added to every norm. Times `U32` it exceeds `sqrt(d) * 2^-126` for every `d` below 2^36.
+pub(crate) const TAU: f64 = 1.0 / (1u64 << 60) as f64;
+
+/// Absolute slack for what underflows in a sum of products of centred rows: `2 d 2^-126` for `d` below 2^25.
+pub(crate) const UNDERFLOW: f64 = 1.0 / (1u128 << 99) as f64;
+
+/// Rows whose centred, scaled norm exceeds this cannot be filtered: their products might overflow float32.
+pub(crate) const LARGEST_NORM: f64 = (1u64 << 58) as f64;
+
+/// Largest number of columns for which the float32 bound is worth stating.
+pub(crate) const LARGEST_DIM: usize = 1 << 20;
+
+/// Inflation that covers the float32 operations which form a bar from its terms.
+const INFLATE: f64 = 1.0 + 1.0 / (1u64 << 20) as f64;
+
+/// Relative error of a float32 dot product of `dim` terms plus that of its two rounded operands and of the key.
+pub(crate) fn f32_dot_error(dim: usize) -> f64 {
+    let steps = (dim + 2) as f64 * U32;
+    (steps / (1.0 - steps) + 4.0 * U32) * (1.0 + 1.0 / (1u64 << 18) as f64)
+}
+
+/// Round up to float32, with room for the operations on it.
+pub(crate) fn up(x: f64) -> f32 {
+    let inflated = x * INFLATE;
+    let rounded = inflated as f32;
+    if f64::from(rounded) < inflated { rounded.next_up() } else { rounded }
+}
+
+/// Round a floor down to float32, with room for the operations on it.
+pub(crate) fn down(x: f64) -> f32 {
+    let lowered = x - x.abs() * (4.0 * U32) - UNDERFLOW;
+    let rounded = lowered as f32;
+    if f64::from(rounded) > lowered { rounded.next_down() } else { rounded }
+}
+
+/// What turns values into keys for one query row.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Floor {
+    metric: Metric,
+    /// `|psi|^2` (Euclidean) or `sigma^2 q.c` (dot).
+    shift: f64,
+    /// `sigma^2`.
+    scale2: f64,
+    /// Relative width of a value's rounding interval, the noise of float64 arithmetic included.
+    width: f64,
+    /// Absolute slack in key units for the error of `shift`.
+    slack: f64,
+}
+
+impl Floor {
+    /// - `shift`: as in the field, computed in float64
+    /// - `shift_error`: the sum of the magnitudes of the terms of `shift`
+    /// - `roundoff`: unit roundoff of the output type
+    pub(crate) fn new(metric: Metric, dim: usize, shift: f64, shift_error: f64, scale2: f64, roundoff: f64) -> Self {
+        let noise = relative_error(dim);
+        Self {
+            metric,
+            shift,
+            scale2,
+            width: 8.0 * roundoff + 8.0 * noise,
+            slack: 4.0 * noise * shift_error + UNDERFLOW,
+        }
+    }
+
+    /// A key below which every row ranks strictly behind all rows whose key is at least `lower`.
+    #[inline]
+    pub(crate) fn below_key(&self, lower: f64) -> f32 {
+        if lower.is_nan() {
+            return f32::NEG_INFINITY; // `max` below would swallow it
+        }
+        let floor = match self.metric.geometry() {
+            Geometry::Euclidean => self.below_squared((self.shift + self.slack - 2.0 * lower).max(0.0)),
+            Geometry::Dot => self.below_similarity(lower, lower + self.shift),
+        };
+        finite_or_lowest(floor)
+    }
+
+    /// A key below which every row ranks strictly behind a row of (ranked) value `value`.
+    #[inline]
+    pub(crate) fn below_value(&self, value: f64) -> f32 {
+        let floor = match self.metric.geometry() {
+            Geometry::Euclidean => {
+                let squared = if self.metric.has_root() { value * value } else { value };
+                self.below_squared(squared * self.scale2)
+            }
+            Geometry::Dot => {
+                let similarity = if self.metric == Metric::Cosine { 1.0 - value } else { value };
+                let scaled = similarity * self.scale2;
+                // Rounding of the value and of `1 - value`, in the same units.
+                self.below_similarity(scaled - self.shift, scaled)
+            }
+        };
+        finite_or_lowest(floor)
+    }
+
+    /// `squared`: a scaled squared distance that the k rows do not exceed.
+    fn below_squared(&self, squared: f64) -> f64 {
+        (self.shift - self.slack - squared * (1.0 + self.width)) * 0.5 - self.slack
+    }
+
+    /// `key`: a key that the k rows reach; `scaled`: the similarity times `sigma^2` that belongs to it.
+    fn below_similarity(&self, key: f64, scaled: f64) -> f64 {
+        let size = match self.metric {
+            Metric::InnerProduct => scaled.abs() + self.slack,
+            // A cosine distance rounds relative to 1 - similarity, a similarity relative to itself.
+            _ => scaled.abs().max((self.scale2 - scaled).abs()) + self.slack,
+        };
+        key - size * self.width - self.slack
+    }
+}
+
+/// Not a number or minus infinity: nothing may be skipped.
+fn finite_or_lowest(floor: f64) -> f32 {
+    if floor.is_nan() { f32::NEG_INFINITY } else { down(floor) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounding_is_to_the_safe_side() {
+        for x in [1e-30, 0.1, 1.0, 3.0e7, 1e30] {
+            assert!(f64::from(up(x)) >= x && f64::from(up(x)) < x * 1.00001);
+            assert!(f64::from(down(x)) <= x && f64::from(down(-x)) <= -x);
+        }
+        assert_eq!(up(f64::INFINITY), f32::INFINITY);
+        assert_eq!(down(f64::NEG_INFINITY), f32::NEG_INFINITY);
+    }
+
+    #[test]
+    fn a_floor_leaves_room_for_equal_rounded_values() {
+        // Query norm 1, a row at squared distance 0.5: key (1 - 0.5) / 2.
+        let floor = Floor::new(Metric::SqEuclidean, 8, 1.0, 1.0, 1.0, U32);
+        let next_up = f64::from(0.5f32.next_up());
+        let same_rounding = (1.0 - (0.5 + 0.49 * (next_up - 0.5))) / 2.0;
+        assert!(f64::from(floor.below_value(0.5)) < same_rounding);
+        assert!(f64::from(floor.below_key(0.25)) < same_rounding);
+        assert!(f64::from(floor.below_value(0.5)) > 0.25 - 1e-6, "and no more room than needed");
+    }
+
+    #[test]
+    fn hopeless_values_skip_nothing() {
+        let floor = Floor::new(Metric::SqEuclidean, 8, 1.0, 1.0, 1.0, U32);
+        assert_eq!(floor.below_value(f64::INFINITY), f32::NEG_INFINITY);
+        assert_eq!(floor.below_key(f64::NEG_INFINITY), f32::NEG_INFINITY);
+        assert_eq!(floor.below_key(f64::NAN), f32::NEG_INFINITY);
+    }
+}

@@ -1,0 +1,136 @@
+//! The contract of a microkernel, in full.
+//!
+//! ```text
+//! query panel  [step][MR][STEP] ─┐
+//!                                ├─ tile MR x NR of keys ── key >= bar? ──> Hits
+//! reference panels [step][NR][STEP], run after run ─┘
+//! ```
+//!
+//! A kernel multiplies one panel of `MR` query rows with a run of reference panels of `NR` rows each and reports which
+//! *keys* might still matter. The key of a pair is `dot - offset`, the larger the nearer; `bound.rs` says how far it can be
+//! from the truth. The kernel knows nothing of metrics, rows left out, or top k. A second kind of filter (other codes,
+//! another bound) is a second implementation of [`Kernel`]; the planner chooses.
+//!
+//! Edge rule: panels are always full. Missing reference rows are zero codes with an offset of infinity, so their key is
+//! minus infinity; missing query rows are zero codes with a floor of infinity, so that they report (almost) nothing. A key or
+//! a bar that is not a number is reported: what cannot be compared must be rescored. The caller drops pairs of missing rows.
+
+use crate::pack::{Centred, PanelTerms, RowTerms};
+
+/// The largest `MR` of any kernel.
+pub(crate) const MAX_MR: usize = 16;
+
+/// Reference panels in one run at most: bounds the memory of [`Hits`].
+pub(crate) const MAX_RUN: usize = 64;
+
+/// A filter microkernel. Implementations hold the token that proves their instruction set.
+pub(crate) trait Kernel: Copy + Send + Sync {
+    /// Rows of a query panel, at most [`MAX_MR`].
+    const MR: usize;
+    /// Rows of a reference panel.
+    const NR: usize;
+    /// Columns that one step of the layout holds side by side.
+    const STEP: usize;
+    /// One code of a query row.
+    type QueryCode: Copy + Default + Send + Sync + 'static;
+    /// One code of a reference row.
+    type ReferenceCode: Copy + Default + Send + Sync + 'static;
+
+    /// Encode a centred reference row into lane `lane` of its panel, and state its part of the error bound.
+    fn encode_reference(row: &Centred<'_>, lane: usize, panel: &mut [Self::ReferenceCode]) -> PanelTerms;
+
+    /// Encode a centred query row into lane `lane` of its panel, and state its part of the error bound.
+    fn encode_query(row: &Centred<'_>, lane: usize, panel: &mut [Self::QueryCode]) -> RowTerms;
+
+    /// Report every pair whose key reaches its bar (see [`Bars`]).
+    fn scan(self, query: &QueryPanel<'_, Self::QueryCode>, run: &PanelRun<'_, Self::ReferenceCode>, hits: &mut Hits);
+}
+
+/// `MR` query rows, interleaved.
+pub(crate) struct QueryPanel<'a, C> {
+    /// `[step][MR][STEP]`.
+    pub(crate) codes: &'a [C],
+    /// What the keys of each row are held against.
+    pub(crate) bars: &'a Bars,
+}
+
+/// The bar of query row `m` against panel `p` is `floor[m] - (alpha[m] * a[p] + beta[m] * b[p])`: keys below it belong
+/// to rows that cannot be among the nearest.
+#[derive(Debug, Clone)]
+pub(crate) struct Bars {
+    pub(crate) floor: [f32; MAX_MR],
+    pub(crate) alpha: [f32; MAX_MR],
+    pub(crate) beta: [f32; MAX_MR],
+}
+
+impl Bars {
+    /// Write the bars of the first `MR` rows against a panel.
+    #[inline(always)]
+    pub(crate) fn against(&self, terms: PanelTerms, bars: &mut [f32; MAX_MR]) {
+        for m in 0..MAX_MR {
+            bars[m] = self.floor[m] - (self.alpha[m] * terms.a + self.beta[m] * terms.b);
+        }
+    }
+}
+
+/// Neighbouring reference panels.
+pub(crate) struct PanelRun<'a, C> {
+    /// `[panel][step][NR][STEP]`.
+    pub(crate) codes: &'a [C],
+    /// `[panel][NR]`: subtracted from each dot.
+    pub(crate) offsets: &'a [f32],
+    /// One a panel.
+    pub(crate) terms: &'a [PanelTerms],
+    /// Row number of the first row.
+    pub(crate) first_row: u32,
+}
+
+/// The pairs that a scan reported: one list for each query row of the panel.
+pub(crate) struct Hits {
+    capacity: usize,
+    len: [usize; MAX_MR],
+    rows: Vec<u32>,
+    keys: Vec<f32>,
+}
+
+impl Hits {
+    /// Lanes that [`Hits::tail`] offers beyond the capacity of a list.
+    pub(crate) const SLACK: usize = 16;
+
+    /// Room for the longest run of a kernel with panels of `nr` rows.
+    pub(crate) fn new(mr: usize, nr: usize) -> Self {
+        let capacity = MAX_RUN * nr + Self::SLACK;
+        Self { capacity, len: [0; MAX_MR], rows: vec![0; mr * capacity], keys: vec![0.0; mr * capacity] }
+    }
+
+    /// Report one pair.
+    #[inline(always)]
+    pub(crate) fn push(&mut self, m: usize, row: u32, key: f32) {
+        let at = m * self.capacity + self.len[m];
+        self.rows[at] = row;
+        self.keys[at] = key;
+        self.len[m] += 1;
+    }
+
+    /// Sixteen places behind the list of row `m`, to be filled and then counted with [`Hits::grow`].
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    pub(crate) fn tail(&mut self, m: usize) -> (&mut [u32], &mut [f32]) {
+        let at = m * self.capacity + self.len[m];
+        (&mut self.rows[at..at + Self::SLACK], &mut self.keys[at..at + Self::SLACK])
+    }
+
+    /// Count `count` pairs that were written to [`Hits::tail`].
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    pub(crate) fn grow(&mut self, m: usize, count: usize) {
+        self.len[m] += count;
+    }
+
+    /// Rows and keys reported for query row `m`; the list is empty afterwards.
+    #[inline(always)]
+    pub(crate) fn take(&mut self, m: usize) -> (&[u32], &[f32]) {
+        let (at, len) = (m * self.capacity, std::mem::take(&mut self.len[m]));
+        (&self.rows[at..at + len], &self.keys[at..at + len])
+    }
+}

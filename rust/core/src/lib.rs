@@ -1,0 +1,42 @@
+//! Exact k-nearest-neighbour search: the rows that float64 arithmetic would find, at the speed of float32 and faster.
+//!
+//! | step | what happens | where |
+//! |---|---|---|
+//! | 1 | arguments checked, sizes known | [`Search::new`], `search` |
+//! | 2 | filter, block sizes and parallel axis planned | `plan` |
+//! | 3 | rows centred, packed into panels, their error terms stated; a row that is not finite is found here | `pack`, `bound` |
+//! | 4 | a microkernel forms approximate keys, tile by tile | `driver`, `kernel`, `arch` |
+//! | 5 | rows whose key might still reach the k nearest survive; self is skipped | `driver`, `topk` |
+//! | 6 | survivors get their float64 value in one fixed order and are sorted by (value, row) | `rescore`, `order` |
+//!
+//! The answer is the same bytes for every level, thread count and batch. See `docs/exactness.md` for the proof.
+
+mod arch;
+#[cfg(test)]
+mod attacks;
+mod bound;
+mod cancel;
+mod driver;
+mod error;
+mod kernel;
+mod level;
+mod matrix;
+mod metric;
+mod order;
+mod pack;
+mod plan;
+mod pool;
+#[cfg(feature = "reference")]
+pub mod reference;
+mod rescore;
+mod search;
+mod topk;
+
+pub use cancel::Monitor;
+pub use error::{Argument, Error, Result};
+pub use half::{bf16, f16};
+pub use level::{LEVEL_VARIABLE, Level, Simd, active as active_level, set_level};
+pub use matrix::{Element, MatrixRef, Output};
+pub use metric::Metric;
+pub use pool::{PoolHandle, THREADS_VARIABLE, float_environment, num_threads, set_num_threads};
+pub use search::{Neighbours, Options, Search};

@@ -1,0 +1,233 @@
+//! Row-major matrix views that cannot be built wrong, and the element types they hold.
+
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
+
+use crate::error::{Argument, Error, Result};
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for f32 {}
+    impl Sealed for f64 {}
+    impl Sealed for half::f16 {}
+    impl Sealed for half::bf16 {}
+}
+
+/// A number that rescoring loads directly: `f32` or `f64`.
+pub trait Wide: Copy + Default + Send + Sync + 'static + sealed::Sealed {
+    /// Exact conversion.
+    fn to_f64(self) -> f64;
+}
+
+impl Wide for f32 {
+    #[inline(always)]
+    fn to_f64(self) -> f64 {
+        f64::from(self)
+    }
+}
+
+impl Wide for f64 {
+    #[inline(always)]
+    fn to_f64(self) -> f64 {
+        self
+    }
+}
+
+/// The precision in which results are returned and ranked: `f32` or `f64`.
+pub trait Output: Copy + Default + PartialEq + Send + Sync + std::fmt::Debug + 'static + sealed::Sealed {
+    /// Half the distance from 1 to the next number: the relative error of rounding to this type.
+    const UNIT_ROUNDOFF: f64;
+    /// Round to this type.
+    fn round(value: f64) -> Self;
+    /// The number that ranks `value`: `value` rounded to this type, unless rounding overflows or underflows.
+    ///
+    /// Monotone in `value`, so that it never contradicts the order of the float64 values.
+    fn ranked(value: f64) -> f64;
+}
+
+impl Output for f32 {
+    const UNIT_ROUNDOFF: f64 = 1.0 / (1u64 << 24) as f64;
+
+    #[inline(always)]
+    fn round(value: f64) -> Self {
+        value as f32
+    }
+
+    #[inline(always)]
+    fn ranked(value: f64) -> f64 {
+        let rounded = value as f32;
+        if rounded.is_normal() { f64::from(rounded) } else { value }
+    }
+}
+
+impl Output for f64 {
+    const UNIT_ROUNDOFF: f64 = 1.0 / (1u64 << 53) as f64;
+
+    #[inline(always)]
+    fn round(value: f64) -> Self {
+        value
+    }
+
+    #[inline(always)]
+    fn ranked(value: f64) -> f64 {
+        value
+    }
+}
+
+/// What a matrix may hold.
+pub trait Element: Copy + Send + Sync + 'static + sealed::Sealed {
+    /// The type that a row is widened to before arithmetic; exact.
+    type Wide: Wide;
+    /// The type of the results.
+    type Output: Output;
+    /// Whether squares of such numbers can leave the range of `f64`.
+    const DOUBLE: bool;
+
+    /// The row as numbers that rescoring can load: itself, or a copy in `scratch`.
+    fn widen<'a>(row: &'a [Self], scratch: &'a mut Vec<Self::Wide>) -> &'a [Self::Wide];
+
+    /// Exact conversion of one number.
+    fn to_f64(self) -> f64;
+}
+
+impl Element for f32 {
+    type Wide = f32;
+    type Output = f32;
+    const DOUBLE: bool = false;
+
+    #[inline(always)]
+    fn widen<'a>(row: &'a [Self], _: &'a mut Vec<f32>) -> &'a [f32] {
+        row
+    }
+
+    #[inline(always)]
+    fn to_f64(self) -> f64 {
+        f64::from(self)
+    }
+}
+
+impl Element for f64 {
+    type Wide = f64;
+    type Output = f64;
+    const DOUBLE: bool = true;
+
+    #[inline(always)]
+    fn widen<'a>(row: &'a [Self], _: &'a mut Vec<f64>) -> &'a [f64] {
+        row
+    }
+
+    #[inline(always)]
+    fn to_f64(self) -> f64 {
+        self
+    }
+}
+
+macro_rules! half_element {
+    ($half:ty) => {
+        impl Element for $half {
+            type Wide = f32;
+            type Output = f32;
+            const DOUBLE: bool = false;
+
+            #[inline]
+            fn widen<'a>(row: &'a [Self], scratch: &'a mut Vec<f32>) -> &'a [f32] {
+                scratch.resize(row.len(), 0.0);
+                row.convert_to_f32_slice(scratch);
+                scratch
+            }
+
+            #[inline]
+            fn to_f64(self) -> f64 {
+                <$half>::to_f64(self)
+            }
+        }
+    };
+}
+half_element!(f16);
+half_element!(bf16);
+
+/// A borrowed row-major matrix with at least one column.
+#[derive(Debug, Clone, Copy)]
+pub struct MatrixRef<'a, E> {
+    data: &'a [E],
+    rows: usize,
+    dim: usize,
+}
+
+impl<'a, E> MatrixRef<'a, E> {
+    /// View `data` as `rows` rows of `dim` numbers.
+    ///
+    /// # Errors
+    /// [`Error::NoColumns`] for `dim == 0`, [`Error::BadBuffer`] when the length is not `rows * dim`,
+    /// [`Error::TooManyRows`] when a row number would not fit in 32 bits.
+    pub fn new(data: &'a [E], rows: usize, dim: usize, argument: Argument) -> Result<Self> {
+        if dim == 0 {
+            return Err(Error::NoColumns(argument));
+        }
+        if rows.checked_mul(dim) != Some(data.len()) {
+            return Err(Error::BadBuffer { rows, dim, elements: data.len() });
+        }
+        if rows >= u32::MAX as usize {
+            return Err(Error::TooManyRows { argument, rows });
+        }
+        Ok(Self { data, rows, dim })
+    }
+
+    /// Number of rows.
+    #[inline(always)]
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Number of columns, at least 1.
+    #[inline(always)]
+    pub fn dim(&self) -> usize {
+        self.dim
+    }
+
+    /// One row.
+    ///
+    /// # Panics
+    /// If `row` is not below [`MatrixRef::rows`].
+    #[inline(always)]
+    pub fn row(&self, row: usize) -> &'a [E] {
+        &self.data[row * self.dim..][..self.dim]
+    }
+}
+
+impl<E: Element> MatrixRef<'_, E> {
+    /// The first NaN or infinity of the rows from `start` on, as an error that names it.
+    pub(crate) fn first_non_finite(&self, argument: Argument, start: usize) -> Option<Error> {
+        (start..self.rows).find_map(|row| {
+            let column = self.row(row).iter().position(|x| !x.to_f64().is_finite())?;
+            Some(Error::NonFinite { argument, row, column, value: self.row(row)[column].to_f64() })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_are_rounded_and_monotone() {
+        let mut previous = f64::NEG_INFINITY;
+        for value in [-1e300, -1e39, -1.0, -1e-60, 0.0, 1e-60, 1e-40, 1e-39, 1.0, 1.0 + 1e-12, 1.1, 1e38, 1e39, 1e300] {
+            let rank = f32::ranked(value);
+            assert!(rank >= previous, "{value} ranks below its predecessor");
+            previous = rank;
+        }
+        assert_eq!(f32::ranked(1.0 + 1e-12), 1.0);
+        assert_eq!(f32::ranked(1e39), 1e39);
+        assert_eq!(f32::ranked(1e-60), 1e-60);
+    }
+
+    #[test]
+    fn a_view_cannot_be_built_wrong() {
+        let data = [0f32; 6];
+        assert!(MatrixRef::new(&data, 2, 3, Argument::Query).is_ok());
+        assert_eq!(MatrixRef::new(&data, 6, 0, Argument::Query).err(), Some(Error::NoColumns(Argument::Query)));
+        assert!(MatrixRef::new(&data, 2, 2, Argument::Query).is_err());
+        assert!(MatrixRef::new(&data, usize::MAX, 2, Argument::Query).is_err());
+    }
+}

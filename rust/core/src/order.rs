@@ -1,0 +1,83 @@
+//! The total order of results: by ranked value, then by row number.
+//!
+//! Every place that compares neighbours compares [`Neighbour`]s, so the tie rule exists once.
+
+use std::cmp::Ordering;
+
+use crate::matrix::Output;
+use crate::metric::Metric;
+
+/// One row as it stands in a ranking. Smaller is nearer.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Neighbour {
+    /// The ranked value, negated where the largest is the nearest. Never NaN.
+    rank: f64,
+    row: u32,
+}
+
+impl Neighbour {
+    /// Place `row` by its float64 `value`.
+    #[inline(always)]
+    pub(crate) fn new<O: Output>(metric: Metric, value: f64, row: u32) -> Self {
+        debug_assert!(!value.is_nan(), "finite rows have no NaN distance");
+        let ranked = O::ranked(value);
+        // 0 - x rather than -x, and + 0: a zero is always +0, whose order and bytes are unique.
+        let rank = if metric.largest_first() { 0.0 - ranked } else { ranked + 0.0 };
+        Self { rank, row }
+    }
+
+    /// The value to return.
+    #[inline(always)]
+    pub(crate) fn value<O: Output>(self, metric: Metric) -> O {
+        O::round(self.ranked_value(metric))
+    }
+
+    /// The number that ranked the row, still in float64.
+    #[inline(always)]
+    pub(crate) fn ranked_value(self, metric: Metric) -> f64 {
+        if metric.largest_first() { 0.0 - self.rank } else { self.rank }
+    }
+
+    #[inline(always)]
+    pub(crate) fn row(self) -> u32 {
+        self.row
+    }
+}
+
+impl Ord for Neighbour {
+    #[inline(always)]
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.rank.total_cmp(&other.rank).then(self.row.cmp(&other.row))
+    }
+}
+
+impl PartialOrd for Neighbour {
+    #[inline(always)]
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Neighbour {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Neighbour {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ties_go_to_the_lowest_row() {
+        let at = |value, row| Neighbour::new::<f32>(Metric::SqEuclidean, value, row);
+        assert!(at(1.0, 5) < at(1.0 + 1e-12, 6), "equal as float32: the row decides");
+        assert!(at(1.0 + 1e-12, 4) < at(1.0, 5));
+        assert!(at(1e39, 9) < at(2e39, 1), "both infinite as float32: float64 decides");
+        let similar = |value, row| Neighbour::new::<f32>(Metric::InnerProduct, value, row);
+        assert!(similar(2.0, 9) < similar(1.0, 1));
+        assert_eq!(similar(-0.0, 1), similar(0.0, 1));
+    }
+}

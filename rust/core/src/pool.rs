@@ -1,0 +1,161 @@
+//! Threads: one rayon pool for each process, built on first use.
+//!
+//! A global pool hangs in a forked child, where its threads do not exist; so the pool is keyed by the process id, and a
+//! child builds its own. The pool a child inherits is forgotten, never dropped: dropping would wait for those threads.
+
+use std::num::NonZero;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use arc_swap::ArcSwapOption;
+
+use crate::error::{Error, Result};
+
+/// Name of the environment variable that sets the number of threads.
+pub const THREADS_VARIABLE: &str = "EXACTKNN_NUM_THREADS";
+
+struct Pool {
+    process: u32,
+    pool: rayon::ThreadPool,
+}
+
+// Lock-free on purpose: a lock that some other thread holds during a fork stays locked in the child.
+static POOL: ArcSwapOption<Pool> = ArcSwapOption::const_empty();
+
+/// The number set by [`set_num_threads`]; 0 while none is set.
+static CHOSEN: AtomicUsize = AtomicUsize::new(0);
+
+/// Threads that a search uses unless told otherwise: the number set, else `EXACTKNN_NUM_THREADS`, else what the system
+/// grants this process (affinity and control-group quotas count).
+///
+/// # Errors
+/// [`Error::BadThreads`] when the environment variable is not a positive integer.
+pub fn num_threads() -> Result<usize> {
+    match CHOSEN.load(Ordering::Relaxed) {
+        0 => match std::env::var(THREADS_VARIABLE) {
+            Ok(text) if !text.is_empty() => match text.parse::<NonZero<usize>>() {
+                Ok(threads) => Ok(threads.get()),
+                Err(_) => Err(Error::BadThreads {
+                    given: format!("{text:?}"),
+                    origin: " from the environment variable EXACTKNN_NUM_THREADS",
+                }),
+            },
+            _ => Ok(std::thread::available_parallelism().map_or(1, NonZero::get)),
+        },
+        threads => Ok(threads),
+    }
+}
+
+/// Set the number of threads of later searches; `None` goes back to the default.
+pub fn set_num_threads(threads: Option<NonZero<usize>>) {
+    CHOSEN.store(threads.map_or(0, NonZero::get), Ordering::Relaxed);
+}
+
+/// A pool that the caller may use; it lives at least as long as this handle.
+pub struct PoolHandle(Arc<Pool>);
+
+impl PoolHandle {
+    /// The pool of this process with `threads` threads.
+    ///
+    /// # Errors
+    /// [`Error::NoThreads`] when the system starts no more threads.
+    pub fn get(threads: NonZero<usize>) -> Result<Self> {
+        let process = std::process::id();
+        let current = POOL.load_full();
+        if let Some(pool) = current.filter(|pool| pool.process == process)
+            && pool.pool.current_num_threads() == threads.get()
+        {
+            return Ok(Self(pool));
+        }
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(threads.get())
+            .thread_name(|i| format!("exactknn-{i}"))
+            .start_handler(|_| float_environment::reset())
+            .build()
+            .map_err(|error| Error::NoThreads { threads: threads.get(), reason: error.to_string() })?;
+        let pool = Arc::new(Pool { process, pool });
+        if let Some(old) = POOL.swap(Some(Arc::clone(&pool)))
+            && old.process != process
+        {
+            std::mem::forget(old);
+        }
+        Ok(Self(pool))
+    }
+
+    /// The rayon pool itself.
+    pub fn pool(&self) -> &rayon::ThreadPool {
+        &self.0.pool
+    }
+}
+
+/// The floating-point control state of a thread.
+///
+/// Other libraries may have told the calling thread to flush subnormal numbers to zero, and new threads inherit that. The
+/// bytes of an answer must not depend on it.
+pub mod float_environment {
+    /// Rounds to nearest, keeps subnormal numbers, raises no exceptions: what Rust assumes everywhere.
+    #[cfg(target_arch = "x86_64")]
+    const DEFAULT: u32 = 0x1f80;
+
+    #[cfg(target_arch = "x86_64")]
+    fn read() -> u32 {
+        let mut state = 0u32;
+        // SAFETY: the instruction writes four bytes to the address given, and SSE is part of every x86-64 CPU.
+        unsafe { std::arch::asm!("stmxcsr [{}]", in(reg) &raw mut state, options(nostack, preserves_flags)) };
+        state
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn write(state: u32) {
+        // SAFETY: the instruction reads four bytes from the address given; the state written is one that it was read as,
+        // or Rust's own default.
+        unsafe { std::arch::asm!("ldmxcsr [{}]", in(reg) &raw const state, options(nostack, preserves_flags)) };
+    }
+
+    /// Give this thread the default state.
+    pub fn reset() {
+        #[cfg(target_arch = "x86_64")]
+        write(DEFAULT);
+    }
+
+    /// Run `work` under the default state, then put the thread's own state back, also when `work` panics.
+    pub fn with_default<T>(work: impl FnOnce() -> T) -> T {
+        #[cfg(target_arch = "x86_64")]
+        {
+            struct Restore(u32);
+            impl Drop for Restore {
+                fn drop(&mut self) {
+                    write(self.0);
+                }
+            }
+            let _restore = Restore(read());
+            write(DEFAULT);
+            work()
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        work()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pool(threads: usize) -> PoolHandle {
+        PoolHandle::get(NonZero::new(threads).expect("positive")).expect("threads")
+    }
+
+    #[test]
+    fn the_pool_has_the_threads_asked_for() {
+        assert_eq!(pool(3).pool().current_num_threads(), 3);
+        assert_eq!(pool(2).pool().install(rayon::current_num_threads), 2);
+    }
+
+    #[test]
+    #[cfg(target_arch = "x86_64")]
+    fn a_callers_float_state_neither_leaks_in_nor_is_lost() {
+        let subnormal = std::hint::black_box(f32::MIN_POSITIVE) * std::hint::black_box(0.5);
+        assert!(subnormal > 0.0);
+        float_environment::with_default(|| assert!(std::hint::black_box(f32::MIN_POSITIVE) * 0.5 > 0.0));
+    }
+}

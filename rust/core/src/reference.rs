@@ -1,0 +1,72 @@
+//! The oracle: every value by the definition, every row sorted. Plain, slow, and independent of the rest of the crate.
+//!
+//! It shares with the crate only the order in which a float64 sum is formed (which is part of the contract) and is
+//! written out here once more, one column at a time.
+
+use crate::matrix::{Element, Output};
+use crate::metric::Metric;
+use crate::search::Neighbours;
+
+fn sum(terms: impl Iterator<Item = f64>) -> f64 {
+    let mut lanes = [0.0f64; 8];
+    for (column, term) in terms.enumerate() {
+        lanes[column % 8] += term;
+    }
+    let fours: Vec<f64> = (0..4).map(|l| lanes[l] + lanes[l + 4]).collect();
+    (fours[0] + fours[2]) + (fours[1] + fours[3])
+}
+
+fn unit(row: &[f64]) -> Vec<f64> {
+    let norm2 = sum(row.iter().map(|x| x * x));
+    let inverse = if norm2 > 0.0 { 1.0 / norm2.sqrt() } else { 0.0 };
+    row.iter().map(|x| x * inverse).collect()
+}
+
+/// The float64 value of a pair of rows whose squares stay in the range of `f64`.
+pub fn value(metric: Metric, q: &[f64], r: &[f64]) -> f64 {
+    let squared = |q: &[f64], r: &[f64]| sum(q.iter().zip(r).map(|(x, y)| (x - y) * (x - y)));
+    let dot = |q: &[f64], r: &[f64]| sum(q.iter().zip(r).map(|(x, y)| x * y));
+    let cosine = || {
+        let product = dot(q, q) * dot(r, r);
+        if product > 0.0 { (dot(q, r) / product.sqrt()).clamp(-1.0, 1.0) } else { 0.0 }
+    };
+    match metric {
+        Metric::SqEuclidean => squared(q, r),
+        Metric::Euclidean => squared(q, r).sqrt(),
+        Metric::NormalizedSqEuclidean => squared(&unit(q), &unit(r)),
+        Metric::NormalizedEuclidean => squared(&unit(q), &unit(r)).sqrt(),
+        Metric::Cosine => 1.0 - cosine(),
+        Metric::CosineSimilarity => cosine(),
+        Metric::InnerProduct => dot(q, r),
+    }
+}
+
+/// The `k` nearest of each query by the definition; with `exclude_self` query `i` skips row `i`.
+pub fn knn<E: Element>(
+    metric: Metric,
+    query: &[Vec<E>],
+    reference: &[Vec<E>],
+    k: usize,
+    exclude_self: bool,
+) -> Neighbours<E::Output> {
+    let widen = |row: &[E]| row.iter().map(|x| x.to_f64()).collect::<Vec<_>>();
+    let sign = if metric.largest_first() { -1.0 } else { 1.0 };
+    let (mut values, mut rows) = (Vec::new(), Vec::new());
+    for (i, q) in query.iter().enumerate() {
+        let mut all: Vec<(f64, usize, f64)> = reference
+            .iter()
+            .enumerate()
+            .filter(|(j, _)| !(exclude_self && i == *j))
+            .map(|(j, r)| {
+                let value = value(metric, &widen(q), &widen(r)) + 0.0;
+                (sign * E::Output::ranked(value) + 0.0, j, value)
+            })
+            .collect();
+        all.sort_by(|x, y| x.0.total_cmp(&y.0).then(x.1.cmp(&y.1)));
+        for &(_, row, value) in &all[..k] {
+            values.push(E::Output::round(value));
+            rows.push(row as i64);
+        }
+    }
+    Neighbours { values, rows }
+}

@@ -1,0 +1,118 @@
+//! The public search: checks, the plan, and the result.
+
+use std::num::NonZero;
+
+use crate::cancel::Monitor;
+use crate::driver::Job;
+use crate::error::{Argument, Error, Result};
+use crate::level::Simd;
+use crate::matrix::{Element, MatrixRef};
+use crate::metric::Metric;
+use crate::pack::try_zeroed;
+use crate::plan::{self, Problem};
+use crate::pool::float_environment;
+
+/// What to look for.
+#[derive(Debug, Clone, Copy)]
+pub struct Options {
+    /// Neighbours of each query.
+    pub k: usize,
+    /// What is measured.
+    pub metric: Metric,
+    /// Query `i` is reference row `i` and must not return it.
+    pub exclude_self: bool,
+    /// The level to run at.
+    pub simd: Simd,
+    /// Threads of the pool that the search runs in.
+    pub threads: NonZero<usize>,
+}
+
+/// The `k` nearest of each query, nearest first, row by row.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Neighbours<T> {
+    /// `queries * k` distances or similarities.
+    pub values: Vec<T>,
+    /// `queries * k` reference rows.
+    pub rows: Vec<i64>,
+}
+
+/// A search whose arguments were found good.
+#[derive(Clone, Copy)]
+pub struct Search<'a, E> {
+    query: MatrixRef<'a, E>,
+    reference: MatrixRef<'a, E>,
+    options: Options,
+}
+
+impl<'a, E: Element> Search<'a, E> {
+    /// Check everything that can be checked without reading the rows.
+    ///
+    /// # Errors
+    /// [`Error::DimensionMismatch`], [`Error::KTooLarge`], [`Error::KTooLargeWithoutSelf`] and
+    /// [`Error::ReferenceLacksQueries`].
+    pub fn new(query: MatrixRef<'a, E>, reference: MatrixRef<'a, E>, options: Options) -> Result<Self> {
+        if query.dim() != reference.dim() {
+            return Err(Error::DimensionMismatch { query: query.dim(), reference: reference.dim() });
+        }
+        let (k, references) = (options.k, reference.rows());
+        if options.exclude_self && references < query.rows() {
+            return Err(Error::ReferenceLacksQueries { queries: query.rows(), references });
+        }
+        if k > references {
+            return Err(Error::KTooLarge { k, references });
+        }
+        if options.exclude_self && k > 0 && k >= references {
+            return Err(Error::KTooLargeWithoutSelf { k, references });
+        }
+        Ok(Self { query, reference, options })
+    }
+
+    fn problem(&self) -> Problem {
+        Problem {
+            queries: self.query.rows(),
+            references: self.reference.rows(),
+            dim: self.query.dim(),
+            k: self.options.k,
+            threads: self.options.threads.get(),
+        }
+    }
+
+    /// Whether the search is over before a hand-over to other threads would be.
+    pub fn is_small(&self) -> bool {
+        plan::is_small(&self.problem())
+    }
+
+    /// Search, on the rayon pool that the call is made in, or on this thread alone if the search is small.
+    ///
+    /// # Errors
+    /// [`Error::NonFinite`] for a NaN or an infinity (the query's first, then the reference's), [`Error::OutOfMemory`],
+    /// [`Error::Cancelled`].
+    pub fn run(&self, monitor: &Monitor) -> Result<Neighbours<E::Output>> {
+        float_environment::with_default(|| self.run_here(monitor))
+    }
+
+    fn run_here(&self, monitor: &Monitor) -> Result<Neighbours<E::Output>> {
+        let k = self.options.k;
+        let len =
+            self.query.rows().checked_mul(k).ok_or(Error::OutOfMemory { bytes: usize::MAX, what: "the neighbours" })?;
+        if let Some(error) = self.query.first_non_finite(Argument::Query, 0) {
+            return Err(error);
+        }
+        if len == 0 {
+            // Nothing to search, but what was passed must still be good.
+            return match self.reference.first_non_finite(Argument::Reference, 0) {
+                Some(error) => Err(error),
+                None => Ok(Neighbours { values: Vec::new(), rows: Vec::new() }),
+            };
+        }
+        let mut values = try_zeroed::<E::Output>(len, "the neighbours")?;
+        let mut rows = try_zeroed::<i64>(len, "the neighbours")?;
+        let mut problem = self.problem();
+        if self.is_small() {
+            problem.threads = 1;
+        }
+        let job = Job { query: self.query, reference: self.reference, options: &self.options, problem, monitor };
+        job.run(&mut values, &mut rows)?;
+        Ok(Neighbours { values, rows })
+    }
+}

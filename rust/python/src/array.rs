@@ -1,0 +1,107 @@
+//! NumPy arrays as borrowed matrices. Nothing is copied.
+
+use exactknn_core::{Argument, Element, MatrixRef};
+use half::{bf16, f16};
+use numpy::{PyArray2, PyArrayDescrMethods, PyArrayMethods, PyReadonlyArray2, PyUntypedArray, PyUntypedArrayMethods};
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+
+use crate::error::IntoPy;
+
+/// The element types that the core takes, as they arrive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    F32,
+    F64,
+    F16,
+    Bf16,
+}
+
+/// The element type of `array`; `bfloat16` arrives as 16-bit patterns.
+pub(crate) fn kind(array: &Bound<'_, PyUntypedArray>, argument: Argument, bfloat16: bool) -> PyResult<Kind> {
+    let py = array.py();
+    let dtype = array.dtype();
+    let found = if bfloat16 {
+        dtype.is_equiv_to(&numpy::dtype::<u16>(py)).then_some(Kind::Bf16)
+    } else if dtype.is_equiv_to(&numpy::dtype::<f32>(py)) {
+        Some(Kind::F32)
+    } else if dtype.is_equiv_to(&numpy::dtype::<f64>(py)) {
+        Some(Kind::F64)
+    } else if dtype.is_equiv_to(&numpy::dtype::<f16>(py)) {
+        Some(Kind::F16)
+    } else {
+        None
+    };
+    found.ok_or_else(|| {
+        let wanted = if bfloat16 {
+            "uint16 that hold bfloat16 bits"
+        } else {
+            "float32, float64 or float16 in native byte order"
+        };
+        PyTypeError::new_err(format!("{argument} must be an array of {wanted}, got {dtype}"))
+    })
+}
+
+/// An element type with its NumPy storage.
+pub(crate) trait Stored: Element {
+    /// What NumPy stores.
+    type Storage: numpy::Element;
+    /// View stored numbers as numbers of the core.
+    fn cast(stored: &[Self::Storage]) -> &[Self];
+}
+
+macro_rules! stored_as_itself {
+    ($($ty:ty),*) => {$(
+        impl Stored for $ty {
+            type Storage = $ty;
+            fn cast(stored: &[$ty]) -> &[$ty] {
+                stored
+            }
+        }
+    )*};
+}
+stored_as_itself!(f32, f64, f16);
+
+impl Stored for bf16 {
+    type Storage = u16;
+    fn cast(stored: &[u16]) -> &[Self] {
+        use half::slice::HalfBitsSliceExt;
+        stored.reinterpret_cast()
+    }
+}
+
+/// Borrow `array` for as long as the returned guard lives.
+pub(crate) fn borrow<'py, E: Stored>(
+    array: &Bound<'py, PyUntypedArray>,
+    argument: Argument,
+) -> PyResult<PyReadonlyArray2<'py, E::Storage>> {
+    if array.ndim() != 2 {
+        return Err(PyValueError::new_err(format!(
+            "{argument} must be a matrix (rows, columns), got {} dimensions",
+            array.ndim()
+        )));
+    }
+    let array = array.cast::<PyArray2<E::Storage>>()?;
+    // `as_slice` would take Fortran order too, and read the transposed matrix. An array without elements is of any order.
+    if !array.is_c_contiguous() && !array.is_empty() {
+        return Err(PyValueError::new_err(format!("{argument} must be C-contiguous")));
+    }
+    array.try_readonly().map_err(|_| {
+        PyValueError::new_err(format!("{argument} is being written to by a running call, it cannot be read now"))
+    })
+}
+
+/// The borrowed array as a matrix of the core.
+pub(crate) fn matrix<'a, E: Stored>(
+    array: &'a PyReadonlyArray2<'_, E::Storage>,
+    argument: Argument,
+) -> PyResult<MatrixRef<'a, E>> {
+    let [rows, dim] = [array.shape()[0], array.shape()[1]];
+    let data = if rows == 0 {
+        &[]
+    } else {
+        // Refuses what is not aligned or not contiguous.
+        array.as_slice().map_err(|_| PyValueError::new_err(format!("{argument} must be C-contiguous and aligned")))?
+    };
+    MatrixRef::new(E::cast(data), rows, dim, argument).into_py()
+}

@@ -1,0 +1,79 @@
+//! `exactknn._core`: the core as a Python extension module. Thin on purpose: no arithmetic happens here.
+//!
+//! ```text
+//! NumPy array ──array.rs: checked, borrowed──> MatrixRef ──search.rs──> interrupt.rs: detached, watched ──> core
+//! result or Error <──error.rs: the only map from errors to exceptions ──────────────────────────────────┘
+//! ```
+
+mod array;
+mod error;
+mod interrupt;
+mod search;
+
+use std::num::NonZero;
+
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::error::IntoPy;
+
+/// Set the number of threads of later searches; `None` goes back to the default.
+#[pyfunction]
+#[pyo3(signature = (num_threads))]
+fn set_num_threads(num_threads: Option<isize>) -> PyResult<()> {
+    let threads = num_threads.map(search::positive_threads).transpose()?;
+    exactknn_core::set_num_threads(threads);
+    Ok(())
+}
+
+/// Threads that a search uses unless told otherwise.
+#[pyfunction]
+fn get_num_threads() -> PyResult<usize> {
+    exactknn_core::num_threads().into_py()
+}
+
+/// The SIMD level that searches use.
+#[pyfunction]
+fn simd_level() -> PyResult<&'static str> {
+    Ok(exactknn_core::active_level().into_py()?.level().name())
+}
+
+/// The SIMD levels that this CPU can run, slowest first.
+#[pyfunction]
+fn available_simd_levels() -> Vec<&'static str> {
+    exactknn_core::Level::available().into_iter().map(exactknn_core::Level::name).collect()
+}
+
+/// Make searches use this SIMD level; `None` goes back to the environment or the best.
+#[pyfunction]
+#[pyo3(signature = (level))]
+fn set_simd_level(level: Option<&str>) -> PyResult<()> {
+    exactknn_core::set_level(level).into_py()
+}
+
+/// How this module was built.
+#[pyfunction]
+fn build_info(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+    let info = PyDict::new(py);
+    info.set_item("version", env!("CARGO_PKG_VERSION"))?;
+    info.set_item("profile", if cfg!(debug_assertions) { "debug" } else { "release" })?;
+    info.set_item("target", env!("EXACTKNN_TARGET"))?;
+    info.set_item("rustc", env!("EXACTKNN_RUSTC"))?;
+    Ok(info)
+}
+
+/// Threads as the core takes them, or `ValueError`.
+pub(crate) type Threads = NonZero<usize>;
+
+#[pymodule(gil_used = false)]
+fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_function(wrap_pyfunction!(search::knn, module)?)?;
+    module.add_function(wrap_pyfunction!(set_num_threads, module)?)?;
+    module.add_function(wrap_pyfunction!(get_num_threads, module)?)?;
+    module.add_function(wrap_pyfunction!(simd_level, module)?)?;
+    module.add_function(wrap_pyfunction!(available_simd_levels, module)?)?;
+    module.add_function(wrap_pyfunction!(set_simd_level, module)?)?;
+    module.add_function(wrap_pyfunction!(build_info, module)?)?;
+    Ok(())
+}

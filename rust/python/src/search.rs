@@ -1,0 +1,102 @@
+//! `_core.knn`: arguments in, arrays out.
+
+use std::num::NonZero;
+
+use exactknn_core::{Argument, Error, Metric, Neighbours, Options, Search, active_level, bf16, f16, num_threads};
+use numpy::{IntoPyArray, PyArrayMethods, PyUntypedArray, PyUntypedArrayMethods};
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+
+use crate::Threads;
+use crate::array::{Kind, Stored, borrow, kind, matrix};
+use crate::error::IntoPy;
+use crate::interrupt;
+
+/// A thread count given by the caller.
+pub(crate) fn positive_threads(given: isize) -> PyResult<Threads> {
+    usize::try_from(given)
+        .ok()
+        .and_then(NonZero::new)
+        .ok_or_else(|| Error::BadThreads { given: given.to_string(), origin: "" })
+        .into_py()
+}
+
+/// The arguments of [`knn`] that do not depend on the element type.
+struct Call {
+    k: usize,
+    metric: Metric,
+    exclude_self: bool,
+    num_threads: Option<Threads>,
+}
+
+/// The k nearest reference rows of each query row.
+#[pyfunction]
+#[pyo3(signature = (query, reference, k, metric, *, exclude_self=false, bfloat16=false, num_threads=None, progress=None))]
+#[expect(clippy::too_many_arguments, reason = "the signature of the Python function")]
+pub(crate) fn knn<'py>(
+    query: &Bound<'py, PyUntypedArray>,
+    reference: Option<&Bound<'py, PyUntypedArray>>,
+    k: isize,
+    metric: &str,
+    exclude_self: bool,
+    bfloat16: bool,
+    num_threads: Option<isize>,
+    progress: Option<&Bound<'py, PyAny>>,
+) -> PyResult<(Py<PyAny>, Py<PyAny>)> {
+    let py = query.py();
+    let reference = reference.unwrap_or(query);
+    let call = Call {
+        k: usize::try_from(k).map_err(|_| PyValueError::new_err(format!("k must be at least 0, got {k}")))?,
+        metric: Metric::parse(metric).into_py()?,
+        exclude_self,
+        num_threads: num_threads.map(positive_threads).transpose()?,
+    };
+    let query_kind = kind(query, Argument::Query, bfloat16)?;
+    let reference_kind = kind(reference, Argument::Reference, bfloat16)?;
+    if query_kind != reference_kind {
+        return Err(PyTypeError::new_err(format!(
+            "query and reference must have one dtype, got {} and {}",
+            query.dtype(),
+            reference.dtype()
+        )));
+    }
+    match query_kind {
+        Kind::F32 => run::<f32>(py, query, reference, &call, progress),
+        Kind::F64 => run::<f64>(py, query, reference, &call, progress),
+        Kind::F16 => run::<f16>(py, query, reference, &call, progress),
+        Kind::Bf16 => run::<bf16>(py, query, reference, &call, progress),
+    }
+}
+
+fn run<'py, E: Stored>(
+    py: Python<'py>,
+    query: &Bound<'py, PyUntypedArray>,
+    reference: &Bound<'py, PyUntypedArray>,
+    call: &Call,
+    progress: Option<&Bound<'py, PyAny>>,
+) -> PyResult<(Py<PyAny>, Py<PyAny>)>
+where
+    E::Output: numpy::Element,
+{
+    let query = borrow::<E>(query, Argument::Query)?;
+    let reference = borrow::<E>(reference, Argument::Reference)?;
+    let threads = match call.num_threads {
+        Some(threads) => threads,
+        None => NonZero::new(num_threads().into_py()?).unwrap_or(NonZero::<usize>::MIN),
+    };
+    let options = Options {
+        k: call.k,
+        metric: call.metric,
+        exclude_self: call.exclude_self,
+        simd: active_level().into_py()?,
+        threads,
+    };
+    let (query, reference) = (matrix::<E>(&query, Argument::Query)?, matrix::<E>(&reference, Argument::Reference)?);
+    let search = Search::new(query, reference, options).into_py()?;
+    let Neighbours { values, rows } =
+        interrupt::run(py, threads, search.is_small(), progress, |monitor| search.run(monitor))?;
+    let shape = [query.rows(), call.k];
+    let values = values.into_pyarray(py).reshape(shape)?;
+    let rows = rows.into_pyarray(py).reshape(shape)?;
+    Ok((values.into_any().unbind(), rows.into_any().unbind()))
+}

@@ -1,0 +1,382 @@
+//! The exactness contract, held at every level against the oracle: same rows, same bytes.
+//!
+//! One harness, [`check`], runs a case at every level that this CPU has, with 1, 2 and 3 threads, and all at once as well
+//! as one query at a time. Levels that the CPU lacks are printed; `EXACTKNN_TEST_LEVELS=avx512` makes their absence a
+//! failure.
+
+use std::num::NonZero;
+
+use exactknn_core::{
+    Argument, Element, Error, Level, MatrixRef, Metric, Monitor, Neighbours, Options, PoolHandle, Search, Simd, bf16,
+    f16, reference,
+};
+use proptest::prelude::*;
+
+/// Deterministic numbers without a dependency: splitmix64, and normal deviates as a sum of twelve.
+struct Random(u64);
+
+impl Random {
+    fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn unit(&mut self) -> f64 {
+        (self.bits() >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    fn normal(&mut self) -> f64 {
+        (0..12).map(|_| self.unit()).sum::<f64>() - 6.0
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        (self.bits() % n as u64) as usize
+    }
+}
+
+/// What the rows look like. Each kind has broken some library or some bound.
+#[derive(Debug, Clone, Copy)]
+enum Rows {
+    Normal,
+    Unit,
+    /// Small integers: most distances are tied.
+    Grid,
+    /// A few distinct rows, many times over.
+    Duplicates,
+    /// All coordinates of a row equal.
+    Constant,
+    AllEqual,
+    /// Offset 100, spread 0.01.
+    FarFromOrigin,
+    Large,
+    Small,
+    /// Squares overflow float32.
+    Huge,
+    Sparse,
+    /// One row a billion times larger than the rest.
+    OneGiant,
+    /// One coordinate a million times larger than the rest.
+    OneCoordinate,
+    /// Rows that differ in their last bits only.
+    LastBits,
+    /// Every power of two from the smallest float32 up.
+    ManyScales,
+    /// Subnormal float32 numbers.
+    Subnormal,
+}
+
+const KINDS: [Rows; 16] = [
+    Rows::Normal,
+    Rows::Unit,
+    Rows::Grid,
+    Rows::Duplicates,
+    Rows::Constant,
+    Rows::AllEqual,
+    Rows::FarFromOrigin,
+    Rows::Large,
+    Rows::Small,
+    Rows::Huge,
+    Rows::Sparse,
+    Rows::OneGiant,
+    Rows::OneCoordinate,
+    Rows::LastBits,
+    Rows::ManyScales,
+    Rows::Subnormal,
+];
+
+fn rows(kind: Rows, count: usize, dim: usize, random: &mut Random) -> Vec<Vec<f64>> {
+    let mut data: Vec<Vec<f64>> = (0..count)
+        .map(|_| {
+            (0..dim)
+                .map(|_| match kind {
+                    Rows::Grid => random.below(3) as f64,
+                    Rows::FarFromOrigin => 100.0 + 0.01 * random.normal(),
+                    Rows::Large => 1e6 * random.normal(),
+                    Rows::Small => 1e-6 * random.normal(),
+                    Rows::Huge => 1e20 * random.normal(),
+                    Rows::Sparse => {
+                        if random.below(10) == 0 {
+                            random.normal()
+                        } else {
+                            0.0
+                        }
+                    }
+                    Rows::LastBits => 1.0 + random.below(4) as f64 * f64::from(f32::EPSILON),
+                    Rows::Subnormal => 1e-40 * random.normal(),
+                    _ => random.normal(),
+                })
+                .collect()
+        })
+        .collect();
+    match kind {
+        Rows::Unit => {
+            for row in &mut data {
+                let norm = row.iter().map(|x| x * x).sum::<f64>().sqrt().max(1e-9);
+                row.iter_mut().for_each(|x| *x /= norm);
+            }
+        }
+        Rows::Duplicates => {
+            for i in 7..count {
+                data[i] = data[random.below(7)].clone();
+            }
+        }
+        Rows::Constant => {
+            for row in &mut data {
+                let first = row[0];
+                row.fill(first);
+            }
+        }
+        Rows::AllEqual => {
+            for i in 1..count {
+                data[i] = data[0].clone();
+            }
+        }
+        Rows::OneGiant => data[random.below(count)].iter_mut().for_each(|x| *x *= 1e9),
+        Rows::OneCoordinate => data.iter_mut().for_each(|row| row[0] *= 1e6),
+        Rows::ManyScales => {
+            for (i, row) in data.iter_mut().enumerate() {
+                row.iter_mut().for_each(|x| *x *= 2f64.powi((i as i32 * 7) % 240 - 120));
+            }
+        }
+        _ => {}
+    }
+    data
+}
+
+fn levels() -> Vec<Simd> {
+    let wanted = std::env::var("EXACTKNN_TEST_LEVELS").unwrap_or_default();
+    for name in wanted.split(',').filter(|name| !name.is_empty()) {
+        let level = Level::ALL.into_iter().find(|level| level.name() == name).expect("a level's name");
+        assert!(level.is_available(), "this CPU lacks {name}, which EXACTKNN_TEST_LEVELS asks for");
+    }
+    Level::ALL
+        .into_iter()
+        .filter_map(|level| {
+            let simd = Simd::new(level);
+            if simd.is_none() {
+                eprintln!("NOT TESTED: this CPU lacks {}", level.name());
+            }
+            simd
+        })
+        .collect()
+}
+
+fn run<E: Element>(
+    query: &[Vec<E>],
+    references: &[Vec<E>],
+    k: usize,
+    metric: Metric,
+    exclude_self: bool,
+    simd: Simd,
+    threads: usize,
+) -> Result<Neighbours<E::Output>, Error> {
+    let dim = references[0].len();
+    let (q, r) = (query.concat(), references.concat());
+    let query = MatrixRef::new(&q, query.len(), dim, Argument::Query)?;
+    let references = MatrixRef::new(&r, references.len(), dim, Argument::Reference)?;
+    let threads = NonZero::new(threads).expect("positive");
+    let options = Options { k, metric, exclude_self, simd, threads };
+    let search = Search::new(query, references, options)?;
+    let pool = PoolHandle::get(threads)?;
+    pool.pool().install(|| search.run(&Monitor::new()))
+}
+
+fn bits<T: exactknn_core::Output>(found: &Neighbours<T>) -> (Vec<String>, Vec<i64>) {
+    // Debug output of a float is unique for its bits, the sign of zero included.
+    (found.values.iter().map(|value| format!("{value:?}")).collect(), found.rows.clone())
+}
+
+/// The harness: every level, 1 to 3 threads, all queries together and each alone give the oracle's bytes.
+fn check<E: Element>(query: &[Vec<E>], references: &[Vec<E>], k: usize, metric: Metric, exclude_self: bool) {
+    let truth = bits(&reference::knn(metric, query, references, k, exclude_self));
+    for simd in levels() {
+        for threads in 1..=3 {
+            let found = run(query, references, k, metric, exclude_self, simd, threads).expect("a good search");
+            assert_eq!(bits(&found), truth, "{:?}, {threads} threads, {metric:?}", simd.level());
+        }
+        if exclude_self {
+            continue;
+        }
+        for (i, row) in query.iter().enumerate().step_by(1 + query.len() / 5) {
+            let alone = run(std::slice::from_ref(row), references, k, metric, false, simd, 2).expect("a good search");
+            let (values, rows) = bits(&alone);
+            assert_eq!((&values[..], &rows[..]), (&truth.0[i * k..][..k], &truth.1[i * k..][..k]), "query {i} alone");
+        }
+    }
+}
+
+fn convert<E: Copy>(rows: &[Vec<f64>], to: impl Fn(f64) -> E) -> Vec<Vec<E>> {
+    rows.iter().map(|row| row.iter().map(|&x| to(x)).collect()).collect()
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Type {
+    F32,
+    F64,
+    F16,
+    Bf16,
+}
+
+/// Queries and references as numbers of one type, within its range.
+fn check_as(kind: Type, query: &[Vec<f64>], references: &[Vec<f64>], k: usize, metric: Metric, exclude_self: bool) {
+    match kind {
+        Type::F32 => {
+            check(&convert(query, |x| x as f32), &convert(references, |x| x as f32), k, metric, exclude_self);
+        }
+        Type::F64 => check(query, references, k, metric, exclude_self),
+        Type::F16 => {
+            let to = |x: f64| f16::from_f64(x.clamp(-65504.0, 65504.0));
+            check(&convert(query, to), &convert(references, to), k, metric, exclude_self);
+        }
+        Type::Bf16 => {
+            check(&convert(query, bf16::from_f64), &convert(references, bf16::from_f64), k, metric, exclude_self);
+        }
+    }
+}
+
+fn dims() -> impl Strategy<Value = usize> {
+    prop_oneof![1usize..=130, Just(513)]
+}
+
+fn types() -> impl Strategy<Value = Type> {
+    prop_oneof![4 => Just(Type::F32), 1 => Just(Type::F64), 1 => Just(Type::F16), 1 => Just(Type::Bf16)]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 160, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Random sizes, kinds of rows, types and metrics; few and many queries; k from 1 to all.
+    #[test]
+    fn every_level_equals_the_oracle(
+        seed: u64,
+        kind in 0..KINDS.len(),
+        dim in dims(),
+        references in 2usize..700,
+        queries in 1usize..40,
+        share in 0.0f64..1.0,
+        small_k: bool,
+        metric in 0..Metric::ALL.len(),
+        element in types(),
+        self_search: bool,
+    ) {
+        let (kind, metric) = (KINDS[kind], Metric::ALL[metric]);
+        let mut random = Random(seed);
+        let data = rows(kind, references, dim, &mut random);
+        let most = if self_search { references - 1 } else { references };
+        let k = if small_k { 1 + (share * 12.0) as usize } else { 1 + (share * most as f64) as usize }.min(most);
+        let query = if self_search {
+            data[..queries.min(references)].to_vec()
+        } else {
+            // Half of the queries are references, half are new rows of the same kind.
+            let mut query = rows(kind, queries, dim, &mut random);
+            for i in (0..queries).step_by(2) {
+                query[i] = data[random.below(references)].clone();
+            }
+            query
+        };
+        check_as(element, &query, &data, k, metric, self_search);
+    }
+}
+
+/// Every kind of rows through the filtered path, whatever the random cases hit.
+#[test]
+fn every_kind_of_rows_is_filtered_exactly() {
+    for (i, kind) in KINDS.into_iter().enumerate() {
+        for (dim, k) in [(3, 5), (64, 10), (130, 1)] {
+            let mut random = Random(i as u64 * 100 + dim as u64);
+            let data = rows(kind, 900, dim, &mut random);
+            for metric in Metric::ALL {
+                check_as(Type::F32, &data[..25], &data, k, metric, true);
+            }
+            check_as(Type::F64, &data[880..], &data, k, Metric::SqEuclidean, false);
+        }
+    }
+}
+
+/// k = n - 1 in a self-search, k = n otherwise.
+#[test]
+fn k_may_take_all() {
+    let data = rows(Rows::Grid, 60, 4, &mut Random(1));
+    check_as(Type::F32, &data, &data, 59, Metric::SqEuclidean, true);
+    check_as(Type::F32, &data[..9], &data, 60, Metric::InnerProduct, false);
+    check_as(Type::F32, &data[..2], &data[..2], 1, Metric::Euclidean, true);
+}
+
+/// Top k is a prefix of top K, and trailing zero columns change no byte.
+#[test]
+fn prefixes_and_zero_columns() {
+    let data = convert(&rows(Rows::Grid, 600, 4, &mut Random(2)), |x| x as f32);
+    let padded: Vec<Vec<f32>> = data.iter().map(|row| [row.as_slice(), &[0.0; 13]].concat()).collect();
+    for simd in levels() {
+        for metric in Metric::ALL {
+            let ten = run(&data[..50], &data, 10, metric, false, simd, 2).expect("good");
+            let fifty = run(&data[..50], &data, 50, metric, false, simd, 2).expect("good");
+            let wide = run(&padded[..50], &padded, 10, metric, false, simd, 2).expect("good");
+            assert_eq!(bits(&ten), bits(&wide));
+            for i in 0..50 {
+                assert_eq!(ten.rows[i * 10..][..10], fifty.rows[i * 50..][..10]);
+                assert_eq!(ten.values[i * 10..][..10], fifty.values[i * 50..][..10]);
+            }
+        }
+    }
+}
+
+/// Values beyond float32: the answer is infinite or zero, the order is that of float64.
+#[test]
+fn values_out_of_range_keep_their_order() {
+    for scale in [1e20f32, 1e-30] {
+        let references: Vec<Vec<f32>> = (1..=300).rev().map(|i| vec![i as f32 * scale, 0.0]).collect();
+        for simd in levels() {
+            let query = vec![vec![0.0f32, 0.0]; 20];
+            let found = run(&query, &references, 3, Metric::SqEuclidean, false, simd, 2).expect("good");
+            assert_eq!(found.rows[..3], [299, 298, 297]);
+            assert_eq!(found.values[0], (f64::from(scale) * f64::from(scale)) as f32);
+        }
+    }
+}
+
+fn refusal<E: Element>(query: &[Vec<E>], references: &[Vec<E>], k: usize, exclude_self: bool) -> Error {
+    let simd = Simd::new(Level::Scalar).expect("always there");
+    run(query, references, k, Metric::SqEuclidean, exclude_self, simd, 2).expect_err("must be refused")
+}
+
+#[test]
+fn what_cannot_be_answered_is_refused() {
+    let data = convert(&rows(Rows::Normal, 400, 3, &mut Random(3)), |x| x as f32);
+    assert_eq!(refusal(&data, &data, 401, false), Error::KTooLarge { k: 401, references: 400 });
+    assert_eq!(refusal(&data, &data, 400, true), Error::KTooLargeWithoutSelf { k: 400, references: 400 });
+    assert_eq!(refusal(&data, &data[..9], 1, true), Error::ReferenceLacksQueries { queries: 400, references: 9 });
+    for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        for (queries, k) in [(1, 1), (100, 1), (100, 0)] {
+            let mut bad = data.clone();
+            bad[311][2] = value;
+            bad[399][0] = value;
+            let error = refusal(&data[..queries], &bad, k, false);
+            assert!(
+                matches!(error, Error::NonFinite { argument: Argument::Reference, row: 311, column: 2, .. }),
+                "{error}"
+            );
+            let error = refusal(&bad[311 - queries + 1..=311], &bad, k, false);
+            assert!(matches!(error, Error::NonFinite { argument: Argument::Query, row, .. } if row == queries - 1));
+        }
+    }
+}
+
+#[test]
+fn a_cancelled_search_stops() {
+    let data: Vec<f32> = (0..4000 * 8).map(|i| (i % 97) as f32).collect();
+    let matrix = MatrixRef::new(&data, 4000, 8, Argument::Query).expect("good");
+    let simd = Simd::new(Level::Scalar).expect("always there");
+    let threads = NonZero::<usize>::MIN;
+    for k in [5, 3999] {
+        let options = Options { k, metric: Metric::Cosine, exclude_self: true, simd, threads };
+        let monitor = Monitor::new();
+        monitor.cancel();
+        let search = Search::new(matrix, matrix, options).expect("good");
+        let outcome = PoolHandle::get(threads).expect("a pool").pool().install(|| search.run(&monitor));
+        assert_eq!(outcome, Err(Error::Cancelled));
+    }
+}
