@@ -1,0 +1,144 @@
+# Every command of the project. `make help` lists them; each sets up what it needs first.
+#
+# Needs from the machine: CPython >= 3.10 with venv and pip, and a Rust toolchain (cargo >= 1.89). cargo-nextest is used
+# where it is installed. Everything else is installed into .venv.
+#
+#   make PYTHON=python3.12 setup     another interpreter for .venv (delete .venv first to change it)
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+# Stamps lie inside the environment that they describe: deleting .venv deletes them too.
+STAMPS := $(VENV)/stamps
+CORE_SOURCES := $(shell find rust -type f \( -name '*.rs' -o -name Cargo.toml \) 2>/dev/null) \
+	$(wildcard Cargo.toml Cargo.lock .cargo/config.toml)
+
+# One interpreter for every build of the extension, so that cargo does not rebuild it for each command.
+export PYO3_PYTHON := $(abspath $(BIN)/python)
+export VIRTUAL_ENV := $(abspath $(VENV))
+# Keeps a notice about the tool itself out of the output.
+export NO_MKDOCS_2_WARNING := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# A person watches a long download; a log does not.
+PIP_QUIET := $(shell test -t 2 || echo --quiet)
+
+.PHONY: help
+help: ## list these commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# ---------------------------------------------------------------------------------------------------------------- setup
+
+.PHONY: setup
+setup: $(STAMPS)/extension ## create .venv, install the dev extra, build the extension (quick when nothing changed)
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+		echo "exactknn needs CPython >= 3.10, but '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || true)." >&2; \
+		echo "Name another one: make PYTHON=/path/to/python3.12 setup" >&2; exit 1; }
+	@command -v cargo >/dev/null || { \
+		echo "exactknn needs a Rust toolchain (cargo >= 1.89), but cargo is not on PATH." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# torch's wheel is large; pip fetches it here once, and again only for a new environment.
+# Cargo.toml holds the version that the installed metadata shows.
+$(STAMPS)/dependencies: pyproject.toml Cargo.toml | $(BIN)/python
+	@mkdir -p $(STAMPS)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --upgrade 'maturin>=1.9,<2'
+	@echo "Installing the development dependencies into $(VENV) (a few minutes the first time) ..."
+	$(BIN)/python -m pip install $(PIP_QUIET) --no-build-isolation --editable '.[dev]'
+	@touch $@
+
+# An editable install: changes of Python files need nothing, changes of Rust files need this build.
+$(STAMPS)/extension: $(STAMPS)/dependencies $(CORE_SOURCES)
+	$(BIN)/maturin develop --release --quiet --skip-install
+	@touch $@
+
+# ----------------------------------------------------------------------------------------------------------------- uses
+
+.PHONY: demo
+demo: setup ## neighbours of 1,797 real handwritten digits, checked against float64, and a picture of them
+	$(BIN)/python -m docs.recipes.digits
+
+# --------------------------------------------------------------------------------------------------------------- checks
+
+.PHONY: test
+test: test-rust test-python test-docs ## all tests: Rust, Python, doctests
+
+.PHONY: test-rust
+test-rust: setup ## Rust tests (cargo-nextest where it is installed) and Rust doctests
+	if cargo nextest --version >/dev/null 2>&1; then \
+		cargo nextest run --workspace --no-fail-fast; \
+	else \
+		cargo test --workspace --lib --bins --tests; \
+	fi
+	cargo test --workspace --doc
+
+.PHONY: test-python
+test-python: setup ## Python tests
+	$(BIN)/python -m pytest
+
+.PHONY: test-docs
+test-docs: setup ## the examples in Python docstrings, in README.md and in docs/
+	$(BIN)/python -m pytest --doctest-modules --doctest-glob='*.md' python/exactknn README.md docs
+
+.PHONY: lint
+lint: setup ## rustfmt, clippy, ruff, mypy, and the stubs against the built extension
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --all-features -- -D warnings
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python -m mypy
+	MYPYPATH=python $(BIN)/python -m mypy.stubtest exactknn._core
+
+.PHONY: format
+format: setup ## let rustfmt and ruff rewrite the sources
+	cargo fmt --all
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+.PHONY: check
+check: lint test ## what .ci/run runs: lint, then test
+
+# ------------------------------------------------------------------------------------------------------------- measures
+
+.PHONY: bench
+bench: setup ## criterion and pytest-benchmark, then the peers (sizes that take a few minutes in all)
+	cargo bench --package exactknn-core --bench '*' -- --quick
+	$(BIN)/python -m pytest --benchmark-enable --benchmark-only benches
+	$(BIN)/python -m benches.peers --quick
+
+.PHONY: bench-peers
+bench-peers: setup ## the full comparison with faiss, torch, pytorch-metric-learning and scikit-learn, recorded
+	$(BIN)/python -m benches.peers --record
+
+.PHONY: bench-memory
+bench-memory: setup ## peak memory of one search, each in its own process
+	$(BIN)/python -m benches.peak_memory
+
+# -------------------------------------------------------------------------------------------------------------- outputs
+
+.PHONY: docs
+docs: setup ## the documentation site, in site/
+	$(BIN)/python -c 'import material' 2>/dev/null || $(BIN)/python -m pip install --quiet 'mkdocs-material>=9.5,<10'
+	$(BIN)/python -m mkdocs build --strict
+
+.PHONY: wheel
+wheel: setup ## a release wheel, in dist/
+	$(BIN)/maturin build --release --out dist
+
+.PHONY: wheel-check
+wheel-check: setup ## build the wheel and try it, with NumPy only, on every CPython >= 3.10 of this machine
+	$(BIN)/python -m tests.wheel.check_wheel
+
+.PHONY: clean
+clean: ## remove what was built; .venv stays, its extension is built anew by the next command
+	rm -rf build dist site target .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks
+	rm -f python/exactknn/_core*.so $(STAMPS)/extension
+	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +

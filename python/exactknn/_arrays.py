@@ -1,0 +1,172 @@
+"""From what a caller hands in to what the native core reads.
+
+    tensor, DLPack object, array, nested lists
+        -> ``as_matrix``: one row-major NumPy view in CPU memory, copied only when the layout forces it
+        -> ``as_pair``:   query and reference in one common floating type
+        -> ``exactknn._core``
+
+NumPy has no bfloat16 of its own, so such values travel as their ``uint16`` bits with a flag beside them.
+torch is never imported here: a torch tensor can only exist when its module is already loaded.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+#: What every search takes, as the error messages say it.
+DTYPES = "float32, float64, float16 or bfloat16"
+
+# DLPack's numbers for memory that the CPU can read: plain, and pinned for CUDA or ROCm.
+_DLPACK_CPU_DEVICES = (1, 3, 11)
+
+# The largest integer up to which all integers are float64 numbers.
+_EXACT_INTEGER = 2**53
+
+
+class Matrix(NamedTuple):
+    """A two-dimensional, C-contiguous, aligned, native-endian array; bfloat16 as ``uint16`` bits."""
+
+    array: npt.NDArray[Any]
+    bfloat16: bool
+
+    @property
+    def dtype_name(self) -> str:
+        """Name of the floating type of the values."""
+        return "bfloat16" if self.bfloat16 else str(self.array.dtype.name)
+
+
+class Pair(NamedTuple):
+    """Query and reference (``None``: the query itself) in the same floating type."""
+
+    query: npt.NDArray[Any]
+    reference: npt.NDArray[Any] | None
+    bfloat16: bool
+
+
+def as_count(value: Any, name: str, *, minimum: int) -> int:
+    """Return ``value`` as an ``int`` of at least ``minimum``.
+
+    NumPy integers count as integers; booleans and floats do not.
+
+    Raises:
+        TypeError: ``value`` is not an integer.
+        ValueError: ``value`` is below ``minimum``.
+    """
+    if isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name} must be an integer, got {value!r} of type bool")
+    try:
+        count = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {value!r} of type {type(value).__name__}") from None
+    if count < minimum:
+        raise ValueError(f"{name} must be at least {minimum}, got {count}")
+    return count
+
+
+def as_matrix(values: Any, name: str) -> Matrix:
+    """View ``values`` as a row-major matrix in CPU memory.
+
+    Args:
+        values: torch tensor, DLPack object, anything with ``__array__``, or nested lists, of shape ``(rows, d)``.
+            Lists of Python integers are read as float64.
+        name: the argument's name, for the messages.
+
+    Raises:
+        TypeError: the values are not of a floating type that the core takes, or are no array at all.
+        ValueError: the array is not two-dimensional, or does not lie in CPU memory.
+    """
+    array, is_bfloat16 = _as_array(values, name)
+    if array.ndim != 2:
+        raise ValueError(f"{name} must be 2-D (rows, dimensions), got shape {tuple(array.shape)}")
+    if is_bfloat16:
+        return Matrix(np.require(array, requirements=["C", "A"]), True)
+    if array.dtype.kind != "f" or array.dtype.itemsize not in (2, 4, 8):
+        raise TypeError(f"{name} must hold {DTYPES} values, got {array.dtype.name}")
+    return Matrix(np.require(array, array.dtype.newbyteorder("="), ["C", "A"]), False)
+
+
+def as_pair(query: Any, reference: Any = None) -> Pair:
+    """View both sides of a search in one floating type; two different types are promoted.
+
+    float16 with bfloat16 becomes float32, which holds both exactly. Raises what ``as_matrix`` raises.
+    """
+    left = as_matrix(query, "query")
+    if reference is None:
+        return Pair(left.array, None, left.bfloat16)
+    right = as_matrix(reference, "reference")
+    if left.dtype_name == right.dtype_name:
+        return Pair(left.array, right.array, left.bfloat16)
+    wide: type[np.floating[Any]] = np.float64 if "float64" in (left.dtype_name, right.dtype_name) else np.float32
+    return Pair(_widened(left, wide), _widened(right, wide), False)
+
+
+def _widened(matrix: Matrix, dtype: type[np.floating[Any]]) -> npt.NDArray[Any]:
+    if matrix.bfloat16:
+        # A bfloat16 is the upper half of a float32.
+        single = (matrix.array.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        return single.astype(dtype, copy=False)
+    return matrix.array.astype(dtype, copy=False)
+
+
+def _as_array(values: Any, name: str) -> tuple[npt.NDArray[Any], bool]:
+    """An ndarray of any layout, and whether it holds the bits of bfloat16 values."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(values, torch.Tensor):
+        return _from_tensor(torch, values, name)
+    if isinstance(values, np.ma.MaskedArray):
+        raise TypeError(f"{name} must not be a masked array: masked entries have no distance")
+    if isinstance(values, np.ndarray):
+        return _bits_of_bfloat16(np.asarray(values))
+    if hasattr(values, "__dlpack_device__"):
+        device, _ = values.__dlpack_device__()
+        if int(device) not in _DLPACK_CPU_DEVICES:
+            raise ValueError(f"{name} must lie in CPU memory, got a DLPack object on device type {int(device)}")
+    if hasattr(values, "__array__"):
+        return _bits_of_bfloat16(np.asarray(values))
+    if hasattr(values, "__dlpack__"):
+        try:
+            return _bits_of_bfloat16(np.from_dlpack(values))
+        except (BufferError, RuntimeError, TypeError, ValueError) as error:
+            raise TypeError(f"{name} must hold {DTYPES} values that NumPy can import by DLPack: {error}") from error
+    return _from_sequence(values, name)
+
+
+def _bits_of_bfloat16(array: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], bool]:
+    # ml_dtypes registers its bfloat16 with NumPy as a two-byte extension type.
+    if array.dtype.name == "bfloat16":
+        return array.view(np.uint16), True
+    return array, False
+
+
+def _from_tensor(torch: Any, tensor: Any, name: str) -> tuple[npt.NDArray[Any], bool]:
+    if tensor.device.type != "cpu":
+        raise ValueError(
+            f"{name} must lie in CPU memory, got a tensor on {tensor.device}: "
+            "copy it with .cpu(), or search on its device with exactknn.evaluation.CustomKNN"
+        )
+    if tensor.layout != torch.strided:
+        raise TypeError(f"{name} must be a dense tensor, got layout {tensor.layout}")
+    if tensor.dtype not in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
+        raise TypeError(f"{name} must hold {DTYPES} values, got {tensor.dtype}")
+    plain = tensor.detach().resolve_neg()
+    if plain.dtype == torch.bfloat16:
+        return plain.view(torch.int16).numpy().view(np.uint16), True
+    return plain.numpy(), False
+
+
+def _from_sequence(values: Any, name: str) -> tuple[npt.NDArray[Any], bool]:
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise ValueError(f"{name} must be 2-D (rows, dimensions) with rows of equal length: {error}") from error
+    if isinstance(values, (list, tuple)) and array.dtype.kind in "iu":
+        # Python numbers carry no element type, so whole ones are as good as floats while they stay exact.
+        if array.size and max(abs(int(array.min())), abs(int(array.max()))) > _EXACT_INTEGER:
+            raise TypeError(f"{name} must hold {DTYPES} values, got integers beyond 2**53")
+        array = array.astype(np.float64)
+    return _bits_of_bfloat16(array)

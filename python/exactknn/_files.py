@@ -1,0 +1,507 @@
+"""Vector files in, result files out: the formats in which public nearest-neighbour benchmarks ship.
+
+::
+
+    Q.npy  Q.npz[:name]                 (NumPy)                      open_vectors           load
+    Q.fvecs  Q.bvecs                    (each row: d, d values)   -----------------> VectorFile -----> float array
+    Q.fbin  Q.u8bin  Q.i8bin            (n, d, then all rows)      header checked,         values copied only
+                                                                   file memory-mapped      where they have to be
+
+    (distances, indices) ----> OutputFile: a temporary file in the folder of the output ----rename----> OUT.npz
+                                                                                          .ivecs .ibin .fvecs .fbin
+
+Nothing here unpickles anything, and nothing is allocated from a number in a header before that number has been
+compared with the size of the file. Every refusal is a `FileError` with a one-line text that begins with the path.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import lzma
+import os
+import secrets
+import stat
+import struct
+import tokenize
+import warnings
+import zipfile
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+VECTOR_SUFFIXES = (".npy", ".npz", ".fvecs", ".bvecs", ".fbin", ".u8bin", ".i8bin")
+"""What `open_vectors` reads."""
+
+RESULT_SUFFIXES = (".npz", ".ivecs", ".ibin")
+"""What neighbours can be written to."""
+
+DISTANCE_SUFFIXES = (".fbin", ".fvecs")
+"""What distances alone can be written to."""
+
+MAX_DIMENSION = 1 << 20
+"""Largest dimension believed of a header without a magic number; any other file read as one says far more, or less."""
+
+_VECS_VALUES: dict[str, np.dtype[Any]] = {".fvecs": np.dtype("<f4"), ".bvecs": np.dtype("u1")}
+_BIN_VALUES: dict[str, np.dtype[Any]] = {".fbin": np.dtype("<f4"), ".u8bin": np.dtype("u1"), ".i8bin": np.dtype("i1")}
+_ID_SUFFIXES = (".ivecs", ".ibin")
+_NPY_MAGIC = b"\x93NUMPY"
+# A version 1 header is at most 65,535 bytes and its prefix 10; NumPy itself refuses to evaluate more than 10,000.
+_NPY_HEADER_BYTES = 1 << 17
+# Rows go through memory in pieces of about this size, so that a conversion never needs a second copy of the whole.
+_BLOCK_BYTES = 1 << 24
+_INT32_MAX = 2**31 - 1
+
+Array = npt.NDArray[Any]
+
+
+class FileError(ValueError):
+    """A file cannot be used; the text is one line, begins with the path and says what was wanted."""
+
+
+@dataclass(frozen=True, eq=False)
+class VectorFile:
+    """A vector file whose header has been checked and whose values have not been touched.
+
+    Attributes:
+        path: the path as given, with ``:name`` for a chosen array of an ``.npz``.
+        source: the file itself.
+        rows: number of vectors, at least 0.
+        dimension: values of a vector, at least 1.
+        dtype: type in which the values are searched, each of them exactly: float16, float32 or float64.
+    """
+
+    path: str
+    source: Path
+    rows: int
+    dimension: int
+    dtype: np.dtype[Any]
+    _values: Array
+    _row_dimensions: Array | None = None
+
+    def load(self) -> Array:
+        """Return the vectors, shape (rows, dimension), of dtype `dtype` up to its byte order.
+
+        Floating-point arrays are returned as they lie in the mapped file, in any order of bytes and of axes.
+        Integers of one or two bytes become float32, which holds each of them exactly.
+
+        Raises:
+            FileError: a row of an ``.fvecs`` or ``.bvecs`` file names another dimension than the first.
+        """
+        if self._row_dimensions is None:
+            return self._values if self._values.dtype.kind == "f" else self._values.astype(self.dtype)
+        vectors = np.empty((self.rows, self.dimension), dtype=self.dtype)
+        for start, stop in _blocks(self.rows, self._values.itemsize * self.dimension):
+            self._check_row_dimensions(start, stop)
+            vectors[start:stop] = self._values[start:stop]
+        return vectors
+
+    def _check_row_dimensions(self, start: int, stop: int) -> None:
+        assert self._row_dimensions is not None
+        wrong = np.flatnonzero(self._row_dimensions[start:stop] != self.dimension)
+        if wrong.size:
+            row = start + int(wrong[0])
+            raise FileError(
+                f"{self.path}: row {row} says it has {self._row_dimensions[row]} values, row 0 says {self.dimension}; "
+                "all rows must have the same dimension"
+            )
+
+
+def open_vectors(path: str) -> VectorFile:
+    """Open a file of vectors, check its header against its size and map it into memory.
+
+    Args:
+        path: a file with one of `VECTOR_SUFFIXES`. ``file.npz:name`` chooses an array of an ``.npz`` with several.
+
+    Raises:
+        FileError: the file is missing, empty, cut short, of an unknown kind, or holds no vectors.
+    """
+    name, array_name = _split_array_name(path)
+    source = Path(name)
+    suffix = source.suffix.lower()
+    if suffix in _ID_SUFFIXES:
+        raise FileError(f"{path}: holds integer ids, not vectors; wanted one of {', '.join(VECTOR_SUFFIXES)}")
+    if suffix not in VECTOR_SUFFIXES:
+        raise FileError(f"{path}: unknown suffix {suffix!r}; wanted one of {', '.join(VECTOR_SUFFIXES)}")
+    try:
+        size = _size(source, path)
+        if size == 0:
+            raise FileError(f"{path}: the file is empty")
+        if suffix == ".npy":
+            return _open_npy(source, path, size)
+        if suffix == ".npz":
+            return _open_npz(source, path, array_name)
+        if suffix in _VECS_VALUES:
+            return _open_vecs(source, path, size, _VECS_VALUES[suffix])
+        return _open_bin(source, path, size, suffix)
+    except OSError as error:
+        raise FileError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def _split_array_name(path: str) -> tuple[str, str | None]:
+    """Take ``file.npz:name`` apart; a file that really has a colon in its name wins."""
+    at = path.lower().rfind(".npz:")
+    if at < 0 or os.path.exists(path):
+        return path, None
+    return path[: at + 4], path[at + 5 :]
+
+
+def _size(source: Path, path: str) -> int:
+    try:
+        status = source.stat()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise FileError(f"{path}: no such file") from error
+    except ValueError as error:  # an embedded null byte
+        raise FileError(f"{path!r}: not a path: {error}") from error
+    if stat.S_ISDIR(status.st_mode):
+        raise FileError(f"{path}: is a folder, not a file")
+    if not stat.S_ISREG(status.st_mode):
+        raise FileError(f"{path}: is not a regular file, so it cannot be mapped into memory")
+    return status.st_size
+
+
+def _map(source: Path, dtype: np.dtype[Any], offset: int, shape: tuple[int, ...], order: str = "C") -> Array:
+    if 0 in shape:  # nothing to map, and mmap refuses an empty range
+        return np.empty(shape, dtype)
+    mapped: Array = np.memmap(source, dtype=dtype, mode="r", offset=offset, shape=shape, order=order)  # type: ignore[call-overload]
+    return np.asarray(mapped)
+
+
+def _blocks(rows: int, row_bytes: int) -> list[tuple[int, int]]:
+    step = max(1, _BLOCK_BYTES // max(1, row_bytes))
+    return [(start, min(start + step, rows)) for start in range(0, rows, step)]
+
+
+# --- NumPy ---------------------------------------------------------------------------------------------------------
+
+
+def _open_npy(source: Path, path: str, size: int) -> VectorFile:
+    with source.open("rb") as stream:
+        head = stream.read(_NPY_HEADER_BYTES)
+    shape, fortran, dtype, offset = _npy_header(head, path)
+    result_dtype = _vector_dtype(dtype, path)
+    rows, dimension = _matrix_shape(shape, path)
+    _check_length(path, size - offset, rows * dimension * dtype.itemsize, f"an array {shape} of {dtype.name}")
+    values = _map(source, dtype, offset, (rows, dimension), "F" if fortran else "C")
+    return VectorFile(path, source, rows, dimension, result_dtype, values)
+
+
+def _open_npz(source: Path, path: str, array_name: str | None) -> VectorFile:
+    """Read one array of an archive; its members may be compressed, so they are read and not mapped."""
+    try:
+        with zipfile.ZipFile(source) as archive:
+            member = _choose_member(archive, path, array_name)
+            with archive.open(member) as stream:
+                return _read_npz_member(stream, source, path, member)
+    except FileError:
+        raise
+    # A damaged directory of the archive reaches zipfile's decoding and seeking (ValueError, struct.error).
+    # RuntimeError: encrypted; its NotImplementedError: a compression this Python lacks.
+    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, RuntimeError, ValueError) as error:
+        if isinstance(error, zipfile.BadZipFile) and not zipfile.is_zipfile(source):
+            raise FileError(f"{path}: not a zip archive, so not an .npz file (or it is cut short)") from error
+        raise FileError(f"{path}: the archive cannot be read: {_one_line(error)}") from error
+
+
+def _choose_member(archive: zipfile.ZipFile, path: str, array_name: str | None) -> zipfile.ZipInfo:
+    members = {info.filename.removesuffix(".npy"): info for info in archive.infolist() if not info.is_dir()}
+    names = ", ".join(name if name.isprintable() else repr(name) for name in members)
+    if not members:
+        raise FileError(f"{path}: the archive holds no array")
+    if array_name is not None:
+        if array_name not in members:
+            raise FileError(f"{path}: no array named {array_name!r}; the archive holds: {names}")
+        return members[array_name]
+    if len(members) > 1:
+        first = next(iter(members))
+        raise FileError(f"{path}: holds {len(members)} arrays ({names}); choose one, for instance {path}:{first}")
+    return next(iter(members.values()))
+
+
+def _read_npz_member(stream: IO[bytes], source: Path, path: str, member: zipfile.ZipInfo) -> VectorFile:
+    head = stream.read(_NPY_HEADER_BYTES)
+    shape, fortran, dtype, offset = _npy_header(head, path)
+    result_dtype = _vector_dtype(dtype, path)
+    rows, dimension = _matrix_shape(shape, path)
+    wanted = rows * dimension * dtype.itemsize
+    _check_length(path, member.file_size - offset, wanted, f"an array {shape} of {dtype.name}")
+    buffer = bytearray(head[offset:])
+    while piece := stream.read(_BLOCK_BYTES):  # to the end, where zipfile compares the checksum
+        buffer += piece
+    _check_length(path, len(buffer), wanted, f"an array {shape} of {dtype.name}")
+    values = np.frombuffer(buffer, dtype=dtype).reshape((rows, dimension), order="F" if fortran else "C")
+    return VectorFile(path, source, rows, dimension, result_dtype, values)
+
+
+def _npy_header(head: bytes, path: str) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """Parse the beginning of a .npy file: shape, whether in Fortran order, dtype, offset of the values."""
+    if not head.startswith(_NPY_MAGIC):
+        raise FileError(f"{path}: not a .npy array: it begins with {head[:6]!r}, wanted {_NPY_MAGIC!r}")
+    stream = io.BytesIO(head)
+    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    try:
+        version = np.lib.format.read_magic(stream)
+        if version not in readers:
+            raise FileError(f"{path}: .npy format {version[0]}.{version[1]}; plain arrays have 1.0 or 2.0")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about headers of Python 2, which are read all the same
+            shape, fortran, dtype = readers[version](stream)
+    except FileError:
+        raise
+    # A damaged header goes through NumPy's literal_eval and tokenizer, which have all of these to say about it.
+    except (ValueError, SyntaxError, TypeError, KeyError, IndexError, OverflowError) as error:
+        raise FileError(f"{path}: the .npy header cannot be read: {_one_line(error)}") from error
+    except (tokenize.TokenError, RecursionError, MemoryError, AttributeError) as error:
+        raise FileError(f"{path}: the .npy header cannot be read: {_one_line(error)}") from error
+    return shape, fortran, dtype, stream.tell()
+
+
+def _vector_dtype(dtype: np.dtype[Any], path: str) -> np.dtype[Any]:
+    """Return the dtype in which values of `dtype` are searched, each of them exactly."""
+    if dtype.hasobject:
+        raise FileError(f"{path}: an array of Python objects, which is never unpickled; wanted a matrix of numbers")
+    if dtype.kind == "f" and dtype.itemsize in (2, 4, 8):
+        return dtype.newbyteorder("=")
+    if dtype.kind in "iu" and dtype.itemsize <= 2:
+        return np.dtype(np.float32)
+    if dtype.kind in "iu":
+        raise FileError(
+            f"{path}: holds {dtype.name} values, which look like ids or labels and may not fit float32 exactly; "
+            "convert them to float32 or float64 first"
+        )
+    raise FileError(f"{path}: holds {dtype.name} values; wanted float16, float32, float64 or 8- or 16-bit integers")
+
+
+def _matrix_shape(shape: tuple[int, ...], path: str) -> tuple[int, int]:
+    if len(shape) != 2:
+        raise FileError(f"{path}: a {len(shape)}-D array of shape {shape}; wanted 2-D, one row per vector")
+    rows, dimension = shape
+    if rows < 0 or dimension < 0:
+        raise FileError(f"{path}: the header gives the shape {shape}, which is not possible")
+    if dimension == 0:
+        raise FileError(f"{path}: the vectors have dimension 0 (shape {shape})")
+    return rows, dimension
+
+
+# --- benchmark formats ---------------------------------------------------------------------------------------------
+
+
+def _open_vecs(source: Path, path: str, size: int, values: np.dtype[Any]) -> VectorFile:
+    """Map .fvecs (float32) or .bvecs (uint8): every row is an int32 d followed by d values."""
+    with source.open("rb") as stream:
+        head = stream.read(4)
+    if len(head) < 4:
+        raise FileError(f"{path}: is {size} bytes long; each row begins with a 4-byte dimension")
+    dimension = int.from_bytes(head, "little", signed=True)
+    _check_dimension(dimension, source, path)
+    record = np.dtype([("dimension", "<i4"), ("values", values, (dimension,))])
+    rows, rest = divmod(size, record.itemsize)
+    records = _map(source, record, 0, (rows,))
+    vectors = VectorFile(
+        path, source, rows, dimension, np.dtype(np.float32), records["values"], _row_dimensions=records["dimension"]
+    )
+    if rest:
+        # Either a row of another dimension stands before the end, or the last row is incomplete.
+        for start, stop in _blocks(rows, record.itemsize):
+            vectors._check_row_dimensions(start, stop)
+        raise FileError(
+            f"{path}: row {rows} is cut short: it has {rest} bytes, a row of {dimension} values has {record.itemsize}"
+        )
+    return vectors
+
+
+def _open_bin(source: Path, path: str, size: int, suffix: str) -> VectorFile:
+    """Map .fbin (float32), .u8bin (uint8) or .i8bin (int8): uint32 n, uint32 d, then all values by rows."""
+    with source.open("rb") as stream:
+        head = stream.read(8)
+    if len(head) < 8:
+        raise FileError(f"{path}: is {size} bytes long; the header alone (rows, dimension) has 8")
+    rows, dimension = int.from_bytes(head[:4], "little"), int.from_bytes(head[4:], "little")
+    _check_dimension(dimension, source, path)
+    values = _BIN_VALUES[suffix]
+    hint = "".join(
+        f"; the size would fit {other}"
+        for other, dtype in _BIN_VALUES.items()
+        if dtype.itemsize != values.itemsize and size - 8 == rows * dimension * dtype.itemsize
+    )
+    wanted = rows * dimension * values.itemsize
+    _check_length(path, size - 8, wanted, f"{rows} rows of {dimension} {values.name} values", hint)
+    result_dtype = np.dtype(np.float32)
+    return VectorFile(path, source, rows, dimension, result_dtype, _map(source, values, 8, (rows, dimension)))
+
+
+def _check_dimension(dimension: int, source: Path, path: str) -> None:
+    if not 1 <= dimension <= MAX_DIMENSION:
+        raise FileError(
+            f"{path}: the header gives dimension {dimension}, wanted 1 to {MAX_DIMENSION}; "
+            f"is it really {_an(source.suffix.lower())} file?"
+        )
+
+
+def _an(suffix: str) -> str:
+    return f"an {suffix}" if suffix in (".fvecs", ".fbin", ".i8bin") else f"a {suffix}"
+
+
+def _check_length(path: str, present: int, wanted: int, what: str, hint: str = "") -> None:
+    if present < wanted:
+        raise FileError(
+            f"{path}: the file is cut short: the header announces {what} ({wanted} bytes), "
+            f"{max(present, 0)} are there{hint}"
+        )
+    if present > wanted:
+        raise FileError(
+            f"{path}: the header announces {what} ({wanted} bytes), but {present} bytes follow it: "
+            f"{present - wanted} too many{hint}"
+        )
+
+
+# --- results -------------------------------------------------------------------------------------------------------
+
+
+class OutputFile:
+    """A result file that appears whole or not at all.
+
+    A temporary file is made in the folder of `path` at once, so a folder that cannot be written is found before the
+    search and not after it. `finish` and then `commit` put it in place; leaving the context without them removes it.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Make the temporary file.
+
+        Raises:
+            FileError: the folder of `path` is missing or cannot be written, or `path` is a folder.
+        """
+        self.path = path
+        # Through a symbolic link: replace what it points at, and keep the link.
+        self._target = Path(os.path.realpath(path))
+        folder = self._target.parent
+        if self._target.is_dir():
+            raise FileError(f"{path}: is a folder, not a file")
+        if not folder.is_dir():
+            raise FileError(f"{path}: the folder {folder} does not exist")
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+        self._temporary = folder / f".exactknn-{secrets.token_hex(8)}.tmp"
+        try:
+            descriptor = os.open(self._temporary, flags, 0o666)
+        except OSError as error:
+            raise FileError(f"{path}: cannot write in the folder {folder}: {error.strerror}") from error
+        self.stream: IO[bytes] = os.fdopen(descriptor, "w+b")
+        self._committed = False
+
+    def finish(self) -> None:
+        """Bring what was written to the disk; whatever can fail for want of room has failed after this."""
+        self.stream.flush()
+        os.fsync(self.stream.fileno())
+        self.stream.close()
+
+    def commit(self) -> None:
+        """Give the finished file its name, in one step, replacing what had it."""
+        os.replace(self._temporary, self._target)
+        self._committed = True
+
+    def __enter__(self) -> OutputFile:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Remove the temporary file unless it was committed."""
+        if not self._committed:
+            with contextlib.suppress(OSError):  # closing flushes, which fails once more on a full disk
+                self.stream.close()
+            self._temporary.unlink(missing_ok=True)
+
+
+def check_output_suffix(path: str, wanted: Sequence[str], option: str) -> str:
+    """Return the suffix of an output path in lower case, or refuse it.
+
+    Raises:
+        FileError: the suffix is not one of `wanted`.
+    """
+    suffix = Path(path).suffix.lower()
+    if suffix not in wanted:
+        raise FileError(f"{path}: unknown suffix {suffix!r} for {option}; wanted one of {', '.join(wanted)}")
+    return suffix
+
+
+def same_file(first: str | Path, second: str | Path) -> bool:
+    """Tell whether two paths lead to one file, whether or not it exists yet."""
+    if os.path.realpath(first) == os.path.realpath(second):
+        return True
+    try:
+        return os.path.samefile(first, second)
+    except (OSError, ValueError):
+        return False
+
+
+def check_indices_fit(reference_rows: int, path: str, suffix: str) -> None:
+    """Refuse a format of 32-bit ids when row numbers of the reference may not fit.
+
+    Raises:
+        FileError: `suffix` is ``.ivecs`` or ``.ibin`` and `reference_rows` is above 2**31.
+    """
+    if suffix in _ID_SUFFIXES and reference_rows - 1 > _INT32_MAX:
+        raise FileError(
+            f"{path}: row numbers up to {reference_rows - 1} do not fit the int32 of {suffix}; wanted an .npz output"
+        )
+
+
+def write_neighbours(stream: IO[bytes], suffix: str, distances: Array, indices: Array) -> None:
+    """Write a result in the format of `suffix`, one of `RESULT_SUFFIXES`.
+
+    Args:
+        stream: binary, writable, at its beginning.
+        suffix: ``.npz`` keeps both arrays as they are; ``.ivecs`` and ``.ibin`` keep the indices as int32.
+        distances: shape (n, k).
+        indices: shape (n, k), int64.
+
+    Raises:
+        ValueError: an index does not fit int32.
+    """
+    if suffix == ".npz":
+        np.savez(stream, distances=distances, indices=indices)
+    else:
+        write_matrix(stream, suffix, indices)
+
+
+def write_matrix(stream: IO[bytes], suffix: str, matrix: Array) -> None:
+    """Write a matrix as ``.ivecs``, ``.ibin`` (int32) or ``.fvecs``, ``.fbin`` (float32).
+
+    Raises:
+        ValueError: a value does not fit the type of the format.
+    """
+    rows, columns = matrix.shape
+    value = np.dtype("<i4") if suffix in _ID_SUFFIXES else np.dtype("<f4")
+    _check_fits(matrix, value, suffix)
+    if suffix in (".ibin", ".fbin"):
+        if rows > 2**32 - 1:
+            raise ValueError(f"{rows} rows do not fit the header of {suffix}")
+        stream.write(np.array([rows, columns], dtype="<u4").tobytes())
+        for start, stop in _blocks(rows, columns * value.itemsize):
+            stream.write(matrix[start:stop].astype(value).tobytes())
+        return
+    record = np.dtype([("dimension", "<i4"), ("values", value, (columns,))])
+    for start, stop in _blocks(rows, record.itemsize):
+        block = np.empty(stop - start, dtype=record)
+        block["dimension"] = columns
+        block["values"] = matrix[start:stop]
+        stream.write(block.tobytes())
+
+
+def _check_fits(matrix: Array, value: np.dtype[Any], suffix: str) -> None:
+    if value.kind == "f":
+        if matrix.dtype.itemsize > value.itemsize:
+            raise ValueError(f"{matrix.dtype.name} values do not fit the {value.name} of {suffix}")
+    elif matrix.size and (int(matrix.max()) > _INT32_MAX or int(matrix.min()) < -_INT32_MAX - 1):
+        raise ValueError(f"the index {int(np.abs(matrix).max())} does not fit the int32 of {suffix}")
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

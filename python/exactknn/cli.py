@@ -1,0 +1,460 @@
+"""The command line: ``exactknn search`` and ``exactknn info``.
+
+::
+
+    argv --> arguments --> headers of the files --> outputs staged --> vectors loaded --> _core.knn --> outputs renamed
+             (argparse)    (_files)                 (_files)           (_files)           + progress    into place
+                 |             |                        |                                     |
+                 +-------------+------------------------+---- one line on stderr, exit code --+
+
+Whatever can be refused is refused before the search starts. NumPy and the extension module are imported where they
+are used, so that ``--help`` does not wait for them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from exactknn import _METRICS
+
+if TYPE_CHECKING:
+    from exactknn._files import OutputFile, VectorFile
+
+EXIT_FAILURE = 1
+"""Nothing wrong with what was asked, but it could not be done: no memory, a full disk, a bug."""
+EXIT_REFUSED = 2
+"""The arguments or one of the files cannot be used."""
+EXIT_BROKEN_PIPE = 128 + 13
+"""Nobody reads the output any more; the code a shell reports for SIGPIPE."""
+
+_DESCRIPTION = """\
+Exact k-nearest-neighbour search: the same answer as float64 brute force, ties to the lowest row number,
+identical for every CPU, thread count and batch.
+"""
+
+_EPILOG = """\
+example:
+  exactknn search --query queries.fbin --reference base.fbin -k 100 --output neighbours.npz
+
+exit codes:
+  0 done   1 could not be done   2 refused (arguments or a file)   130 interrupted
+"""
+
+_SEARCH_DESCRIPTION = """\
+Find the k nearest reference vectors of every query vector.
+
+Vectors are read from
+  .npy, .npz           NumPy: one 2-D array of float16, float32, float64 or 8- or 16-bit integers, never pickled;
+                       file.npz:name chooses among several arrays
+  .fvecs, .bvecs       per row: int32 dimension, then float32 or uint8 values
+  .fbin, .u8bin, .i8bin
+                       uint32 rows, uint32 dimension, then float32, uint8 or int8 values
+Integers are searched as float32 values, which hold them exactly.
+"""
+
+_SEARCH_EPILOG = """\
+examples:
+  # ground truth for an approximate index
+  exactknn search --query query.fvecs --reference base.fvecs -k 100 --output truth.ivecs --distances truth.fbin
+
+  # neighbours of each row among the other rows
+  exactknn search --query embeddings.npy -k 10 --metric cosine --output neighbours.npz
+
+  # read the result
+  python -c "import numpy; print(numpy.load('neighbours.npz')['indices'])"
+"""
+
+_INFO_EPILOG = """\
+example:
+  EXACTKNN_SIMD=avx2 exactknn info --json
+"""
+
+
+class CommandError(Exception):
+    """The command cannot go on; the text is the line to print."""
+
+    def __init__(self, message: str, exit_code: int = EXIT_REFUSED) -> None:
+        """Keep the text on one line, whatever it was made of."""
+        super().__init__(" ".join(message.split()))
+        self.exit_code = exit_code
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code; nothing is raised and the process is not ended.
+
+    Args:
+        argv: the arguments after the program's name; None takes those of the process.
+    """
+    stop = _Stop()
+    try:
+        with stop.on_terminate():
+            code = _run(argv)
+            if sys.stdout is not None:
+                sys.stdout.flush()
+            return code
+    except CommandError as error:
+        _complain(f"error: {error}")
+        return error.exit_code
+    except KeyboardInterrupt:
+        _complain("terminated" if stop.terminated else "interrupted")
+        return 128 + (signal.SIGTERM if stop.terminated else signal.SIGINT)
+    except BrokenPipeError:
+        # The interpreter flushes stdout once more at exit; let that go nowhere rather than complain.
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
+    except MemoryError as error:
+        _complain(f"error: not enough memory: {error}" if str(error) else "error: not enough memory")
+        return EXIT_FAILURE
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        _complain(f"error: {where}{error.strerror or error}")
+        return EXIT_FAILURE
+
+
+class _Stop:
+    """Turns SIGTERM, which batch systems send, into the interrupt that removes temporary files on its way out."""
+
+    def __init__(self) -> None:
+        self.terminated = False
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> NoReturn:
+        self.terminated = True
+        raise KeyboardInterrupt
+
+    @contextlib.contextmanager
+    def on_terminate(self) -> Iterator[None]:
+        try:
+            previous = signal.signal(signal.SIGTERM, self._interrupt)
+        except ValueError:  # not the main thread: signals are someone else's
+            yield
+            return
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL if previous is None else previous)
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    parser = _parser()
+    try:
+        arguments = parser.parse_args(argv)
+    except SystemExit as stop:  # --help has been printed
+        return int(stop.code or 0)
+    if arguments.version:
+        from exactknn import __version__
+
+        print(f"exactknn {__version__}")
+        return 0
+    if arguments.command is None:
+        parser.error("a command is wanted: search or info")
+    command: Callable[[argparse.Namespace], int] = arguments.run
+    return command(arguments)
+
+
+def _complain(message: str) -> None:
+    if sys.stderr is None:  # closed by the caller; print would fall back to stdout
+        return
+    with contextlib.suppress(OSError):
+        print(f"exactknn: {message}", file=sys.stderr, flush=True)
+
+
+# --- arguments -----------------------------------------------------------------------------------------------------
+
+
+class _Parser(argparse.ArgumentParser):
+    """An `ArgumentParser` whose errors are one line, as all others here."""
+
+    def error(self, message: str) -> NoReturn:
+        raise CommandError(f"{message} (see: {self.prog} --help)")
+
+
+def _parser() -> argparse.ArgumentParser:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = _Parser("exactknn", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=raw, allow_abbrev=False)
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    parser.set_defaults(command=None)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
+
+    search = commands.add_parser(
+        "search",
+        help="find the nearest neighbours of the vectors in a file",
+        description=_SEARCH_DESCRIPTION,
+        epilog=_SEARCH_EPILOG,
+        formatter_class=raw,
+        allow_abbrev=False,
+    )
+    search.set_defaults(run=_search)
+    search.add_argument("--query", required=True, metavar="Q", help="file of the query vectors")
+    search.add_argument(
+        "--reference",
+        metavar="R",
+        help="file of the vectors to search among; without it, the queries among themselves, each without itself",
+    )
+    search.add_argument("-k", required=True, type=_positive, metavar="K", help="neighbours of each query, at least 1")
+    search.add_argument(
+        "--metric",
+        choices=_METRICS,
+        default="sqeuclidean",
+        help="what to rank by: sqeuclidean (default), euclidean and cosine (1 - similarity) smallest first, "
+        "inner_product largest first",
+    )
+    search.add_argument(
+        "--exclude-self",
+        action="store_true",
+        help="the queries are the first rows of the reference: query i never returns row i",
+    )
+    search.add_argument("--threads", type=_positive, metavar="N", help="threads to use (default: the cores available)")
+    search.add_argument(
+        "--output",
+        required=True,
+        metavar="OUT",
+        help=".npz (arrays distances and indices), or .ivecs or .ibin (indices alone, int32)",
+    )
+    search.add_argument("--distances", metavar="OUT2", help="write the distances here too: .fbin or .fvecs (float32)")
+    search.add_argument(
+        "--progress",
+        action=argparse.BooleanOptionalAction,
+        help="show progress on stderr (default: when that is a terminal)",
+    )
+
+    info = commands.add_parser(
+        "info",
+        help="show the version, the SIMD level, the threads and the build",
+        description="Show the version, the SIMD level in use and those available, the threads and the build.",
+        epilog=_INFO_EPILOG,
+        formatter_class=raw,
+        allow_abbrev=False,
+    )
+    info.set_defaults(run=_info)
+    info.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser
+
+
+def _positive(text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"wanted a whole number of at least 1, got {text!r}")
+    return number
+
+
+# --- search --------------------------------------------------------------------------------------------------------
+
+
+def _search(arguments: argparse.Namespace) -> int:
+    from exactknn import _files
+
+    try:
+        query = _files.open_vectors(arguments.query)
+        reference = None if arguments.reference is None else _files.open_vectors(arguments.reference)
+        _check_shapes(query, reference, arguments)
+        with contextlib.ExitStack() as stack:
+            outputs = _open_outputs(query, reference, arguments, stack)
+            distances, indices = _neighbours(query, reference, arguments)
+            neighbours, *others = outputs
+            suffix = os.path.splitext(neighbours.path)[1].lower()
+            _files.write_neighbours(neighbours.stream, suffix, distances, indices)
+            for output in others:
+                _files.write_matrix(output.stream, os.path.splitext(output.path)[1].lower(), distances)
+            # All are complete before the first gets its name.
+            for output in outputs:
+                output.finish()
+            for output in outputs:
+                output.commit()
+    except _files.FileError as error:
+        raise CommandError(str(error)) from error
+    rows, columns = indices.shape
+    for output in outputs:
+        print(f"wrote {output.path}: {rows} queries, {columns} neighbours each")
+    return 0
+
+
+def _check_shapes(query: VectorFile, reference: VectorFile | None, arguments: argparse.Namespace) -> None:
+    """Refuse what the headers already show to be impossible, in the words of the command line."""
+    source = reference or query
+    if query.dimension != source.dimension:
+        raise CommandError(
+            f"--query {query.path} has dimension {query.dimension}, --reference {source.path} has {source.dimension}; "
+            "they must be equal"
+        )
+    exclude_self = reference is None or arguments.exclude_self
+    if exclude_self and query.rows > source.rows:
+        raise CommandError(
+            f"--exclude-self: the queries must be the first rows of the reference, but --query {query.path} has "
+            f"{query.rows} rows and --reference {source.path} has {source.rows}"
+        )
+    most = source.rows - 1 if exclude_self else source.rows
+    if arguments.k > most:
+        without = ", of which a query may return all but itself" if exclude_self else ""
+        raise CommandError(f"-k {arguments.k} is too large: {source.path} has {source.rows} rows{without}")
+
+
+def _open_outputs(
+    query: VectorFile, reference: VectorFile | None, arguments: argparse.Namespace, stack: contextlib.ExitStack
+) -> list[OutputFile]:
+    """Check where the results go and stage the files there, so that no search is made in vain."""
+    import numpy as np
+
+    from exactknn import _files
+
+    suffix = _files.check_output_suffix(arguments.output, _files.RESULT_SUFFIXES, "--output")
+    paths = [arguments.output]
+    _files.check_indices_fit((reference or query).rows, arguments.output, suffix)
+    if arguments.distances is not None:
+        kind = _files.check_output_suffix(arguments.distances, _files.DISTANCE_SUFFIXES, "--distances")
+        if _common_dtype(query, reference) == np.float64:
+            raise CommandError(
+                f"--distances {arguments.distances}: float64 vectors have float64 distances, which {kind} cannot hold; "
+                "write them to an .npz with --output"
+            )
+        if _files.same_file(arguments.output, arguments.distances):
+            raise CommandError(f"--output and --distances are one file: {arguments.distances}")
+        paths.append(arguments.distances)
+    for path in paths:
+        for vectors in (query, reference):
+            if vectors is not None and _files.same_file(path, vectors.source):
+                raise CommandError(f"{path}: the output would replace the input {vectors.path}")
+    return [stack.enter_context(_files.OutputFile(path)) for path in paths]
+
+
+def _common_dtype(query: VectorFile, reference: VectorFile | None) -> Any:
+    """Return the type that holds the values of both files exactly, as `_arrays.as_pair` chooses it."""
+    import numpy as np
+
+    return query.dtype if reference is None else np.promote_types(query.dtype, reference.dtype)
+
+
+def _neighbours(query: VectorFile, reference: VectorFile | None, arguments: argparse.Namespace) -> tuple[Any, Any]:
+    from exactknn import _arrays, _core
+
+    pair = _arrays.as_pair(query.load(), None if reference is None else reference.load())
+    shown = arguments.progress
+    if shown is None:
+        shown = sys.stderr is not None and sys.stderr.isatty()
+    with _progress(bool(shown)) as progress:
+        try:
+            return _core.knn(
+                pair.query,
+                pair.reference,
+                arguments.k,
+                arguments.metric,
+                exclude_self=reference is None or arguments.exclude_self,
+                num_threads=arguments.threads,
+                progress=progress,
+            )
+        except (ValueError, TypeError) as error:
+            raise CommandError(str(error)) from error
+        except RuntimeError as error:
+            raise CommandError(f"this is a bug in exactknn, please report it: {error}", EXIT_FAILURE) from error
+
+
+# --- progress ------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _progress(shown: bool) -> Iterator[Callable[[float], object] | None]:
+    """Give the function that takes the fraction done, or None when nothing is to be shown."""
+    if not shown or sys.stderr is None:
+        yield None
+        return
+    bar = _tqdm_bar() or _PercentLine()
+    try:
+        yield bar
+    finally:
+        bar.close()
+
+
+class _PercentLine:
+    """Progress as one line of text that is written over."""
+
+    def __init__(self) -> None:
+        self._percent = -1
+        self(0.0)
+
+    def __call__(self, fraction: float) -> None:
+        percent = int(100 * min(max(fraction, 0.0), 1.0))
+        if percent > self._percent:
+            self._percent = percent
+            sys.stderr.write(f"\rexactknn: {percent:3d}%")
+            sys.stderr.flush()
+
+    def close(self) -> None:
+        sys.stderr.write("\n")
+        sys.stderr.flush()
+
+
+class _TqdmBar:
+    """Progress as a tqdm bar, which adds the time gone and the time left."""
+
+    def __init__(self, bar: Any) -> None:
+        self._bar = bar
+
+    def __call__(self, fraction: float) -> None:
+        done = round(100 * min(max(fraction, 0.0), 1.0), 1)
+        if done > self._bar.n:
+            self._bar.update(done - self._bar.n)
+
+    def close(self) -> None:
+        self._bar.close()
+
+
+def _tqdm_bar() -> _TqdmBar | None:
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return None
+    layout = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}"
+    return _TqdmBar(tqdm(total=100.0, desc="exactknn", bar_format=layout, file=sys.stderr, dynamic_ncols=True))
+
+
+# --- info ----------------------------------------------------------------------------------------------------------
+
+
+def _info(arguments: argparse.Namespace) -> int:
+    import platform
+
+    import numpy as np
+
+    from exactknn import _core
+
+    try:
+        facts: dict[str, Any] = {
+            "version": _core.__version__,
+            "simd_level": _core.simd_level(),
+            "available_simd_levels": list(_core.available_simd_levels()),
+            "threads": _core.get_num_threads(),
+            "build": dict(_core.build_info()),
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "platform": platform.platform(),
+        }
+    except ValueError as error:  # EXACTKNN_SIMD or EXACTKNN_NUM_THREADS has no meaning
+        raise CommandError(str(error)) from error
+    if arguments.json:
+        import json
+
+        print(json.dumps(facts, indent=2))
+        return 0
+    lines = {
+        "exactknn": facts["version"],
+        "SIMD level": f"{facts['simd_level']} (available: {', '.join(facts['available_simd_levels'])})",
+        "threads": facts["threads"],
+        "python": facts["python"],
+        "numpy": facts["numpy"],
+        "platform": facts["platform"],
+        "build": ", ".join(f"{name} {value}" for name, value in facts["build"].items()),
+    }
+    width = max(map(len, lines))
+    for name, value in lines.items():
+        print(f"{name:<{width}}  {value}")
+    return 0

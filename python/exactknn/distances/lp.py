@@ -1,0 +1,122 @@
+"""Lp distance by coordinate differences, with a backward pass that keeps no (n, m, d) tensor."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
+
+from exactknn.distances.base import BaseDistance
+
+# Elements of a (rows, m, d) block of differences that are always allowed (16 MiB in float32), so that small
+# problems run in one block.
+_MIN_BLOCK_ELEMENTS = 1 << 22
+
+
+class LpDistance(BaseDistance):
+    """``(sum |q - r|^p)^(1/p)``; the largest coordinate difference for ``p=inf``.
+
+    Values come from differences of coordinates, so identical rows have distance exactly 0 and rows near each other,
+    far from the origin, keep their digits. Gradients at coinciding rows are 0.
+
+    Args:
+        normalize_embeddings: divide each row by its ``p``-norm first.
+        p: exponent, above 0.
+        power: the distances are raised to this power; 2 gives squared Euclidean distances.
+        is_inverted: only ``False`` is possible.
+        collect_stats: see ``BaseDistance``.
+
+    Raises:
+        ValueError: ``is_inverted=True``, or ``p`` not above 0.
+    """
+
+    def __init__(
+        self,
+        *,
+        normalize_embeddings: bool = True,
+        p: float = 2,
+        power: float = 1,
+        is_inverted: bool = False,
+        collect_stats: bool | None = None,
+    ) -> None:
+        if is_inverted:
+            raise ValueError("is_inverted must be False for LpDistance: smaller values are nearer")
+        if not p > 0:
+            raise ValueError(f"p must be above 0, got {p!r}")
+        super().__init__(
+            normalize_embeddings=normalize_embeddings, p=p, power=power, is_inverted=False, collect_stats=collect_stats
+        )
+
+    def compute_mat(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
+        """``(n, m)`` distances, before ``power``."""
+        mat: Tensor = _DistancesByDifference.apply(query_emb, ref_emb, float(self.p))
+        return mat
+
+    def pairwise_distance(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
+        """``(n,)`` distances of rows paired by position, before ``power``."""
+        distances: Tensor = torch.linalg.vector_norm(query_emb - ref_emb, ord=self.p, dim=1)
+        return distances
+
+
+class _DistancesByDifference(torch.autograd.Function):
+    """``torch.cdist`` without its matrix-product shortcut, and with a backward pass in row blocks.
+
+    torch's own backward makes an (n, m, d) buffer on CUDA. Here a block of query rows is as long as its buffer stays
+    within n x m elements, so memory is of order nm + (n + m)d.
+    """
+
+    @staticmethod
+    def forward(query: Tensor, ref: Tensor, p: float) -> Tensor:
+        return torch.cdist(query, ref, p=p, compute_mode="donot_use_mm_for_euclid_dist")
+
+    @staticmethod
+    def setup_context(ctx: FunctionCtx, inputs: tuple[Tensor, Tensor, float], output: Tensor) -> None:
+        query, ref, p = inputs
+        ctx.save_for_backward(query, ref, output)
+        ctx.p = p  # type: ignore[attr-defined]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        query, ref, mat = ctx.saved_tensors
+        grad = grad.to(mat.dtype).contiguous()
+        # torch's kernels know no second derivative, which create_graph asks for by leaving recording on.
+        kernel = not torch.is_grad_enabled() and mat.device.type in ("cpu", "cuda")
+        (n, m), d = mat.shape, query.shape[1]
+        rows = max(1, max(n * m, _MIN_BLOCK_ELEMENTS) // max(1, m * d))
+        if kernel and mat.device.type == "cpu":
+            rows = max(1, n)  # this kernel needs no buffer
+        grad_query = []
+        grad_ref = torch.zeros_like(ref)
+        for start in range(0, n, rows):
+            block = slice(start, start + rows)
+            if kernel:
+                grad_query.append(_kernel(grad[block], query[block], ref, ctx.p, mat[block]))
+                transposed = (grad[block].t().contiguous(), ref, query[block], ctx.p, mat[block].t().contiguous())
+                grad_ref += _kernel(*transposed)
+            else:
+                slopes = _slopes(grad[block], query[block], ref, ctx.p, mat[block])
+                grad_query.append(slopes.sum(1))
+                grad_ref = grad_ref - slopes.sum(0)
+        return torch.cat(grad_query) if grad_query else torch.zeros_like(query), grad_ref, None
+
+
+def _kernel(grad: Tensor, query: Tensor, ref: Tensor, p: float, mat: Tensor) -> Tensor:
+    result: Tensor = torch.ops.aten._cdist_backward(grad, query, ref, p, mat)
+    return result
+
+
+def _slopes(grad: Tensor, query: Tensor, ref: Tensor, p: float, mat: Tensor) -> Tensor:
+    """``(n, m, d)``: derivative of the distance of each pair by each query coordinate, times ``grad``."""
+    difference = query.unsqueeze(1) - ref
+    grad, mat = grad.unsqueeze(2), mat.unsqueeze(2)
+    if p == 1:
+        return grad * difference.sign()
+    if math.isinf(p):
+        return grad * difference.sign() * (difference.abs() == mat)
+    # Both replacements keep 0/0 and 0**negative out, of this derivative and of the next.
+    moved = difference != 0
+    ratio = torch.where(moved, difference, 1).abs() / torch.where(mat > 0, mat, 1)
+    return torch.where(moved & (mat > 0), grad * difference.sign() * ratio ** (p - 1), 0)

@@ -1,0 +1,92 @@
+"""What an import loads, and that its order among the others does not matter. Each in a fresh interpreter."""
+
+import itertools
+
+import pytest
+
+LOADED = """
+import sys
+{program}
+heavy = {{"torch", "faiss", "sklearn", "scipy", "matplotlib", "tqdm", "pytorch_metric_learning"}}
+print(sorted(heavy & {{name.partition(".")[0] for name in sys.modules}}))
+"""
+
+
+def test_the_package_loads_nothing_heavy(run_python):
+    program = "import exactknn\nexactknn.knn([[0.0], [1.0]], k=1)"
+    assert run_python(LOADED.format(program=program)) == "[]"
+
+
+@pytest.mark.parametrize("module", ["evaluation", "distances"])
+def test_the_torch_parts_load_neither_faiss_nor_sklearn(run_python, module):
+    loaded = run_python(LOADED.format(program=f"import exactknn.{module}"))
+    assert "torch" in loaded
+    assert "faiss" not in loaded
+    assert "sklearn" not in loaded
+    assert "pytorch_metric_learning" not in loaded
+
+
+@pytest.mark.parametrize("module", ["evaluation", "distances"])
+def test_without_torch_the_error_names_the_extra(run_python, module):
+    program = f"""
+import sys
+sys.modules["torch"] = None
+import exactknn
+print(exactknn.knn([[0.0], [1.0]], k=1)[1].tolist())
+try:
+    import exactknn.{module}
+except ModuleNotFoundError as error:
+    print(error.name, error)
+"""
+    first, second = run_python(program).splitlines()
+    assert first == "[[1], [0]]"
+    assert second.startswith("torch ")
+    assert "exactknn[torch]" in second
+
+
+ORDER = """
+import {0}
+import {1}
+import {2}
+import numpy, torch, faiss, exactknn
+from exactknn.evaluation import RustKNN
+x = numpy.random.default_rng(0).standard_normal((2000, 32)).astype("float32")
+index = faiss.IndexFlatL2(32)
+index.add(x)
+found = [index.search(x, 3)[1], exactknn.knn(x, x, 3)[1], RustKNN()(torch.tensor(x), 3, torch.tensor(x))[1].numpy()]
+found.append(torch.cdist(torch.tensor(x).double(), torch.tensor(x).double()).topk(3, largest=False).indices.numpy())
+print(all((other == found[1]).all() for other in found))
+"""
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(("torch", "faiss", "exactknn"))), ids="-".join)
+def test_every_order_of_imports_searches(run_python, order):
+    assert run_python(ORDER.format(*order)) == "True"
+
+
+def test_an_import_changes_neither_environment_nor_threads(run_python):
+    program = """
+import os, torch
+before = dict(os.environ), torch.get_num_threads(), torch.get_num_interop_threads()
+import exactknn.evaluation, exactknn.distances
+x = torch.randn(50, 4)
+exactknn.evaluation.RustKNN()(x, 3, x)
+print(before == (dict(os.environ), torch.get_num_threads(), torch.get_num_interop_threads()))
+"""
+    assert run_python(program) == "True"
+
+
+def test_info_records_are_seen_with_a_plain_configuration(run_python):
+    program = """
+import logging, sys, torch
+from exactknn.evaluation import RustKNN
+x = torch.randn(5, 4)
+RustKNN()(x, 2, x)
+logging.basicConfig(stream=sys.stdout)
+logging.getLogger("exactknn").setLevel(logging.INFO)
+RustKNN()(x, 3, x)
+"""
+    printed = run_python(program)
+    assert "INFO:exactknn.evaluation.knn:" in printed
+    assert "k=3" in printed
+    assert "k=2" not in printed

@@ -1,0 +1,219 @@
+"""Threads, forks, signals and processor limits, each with real processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+
+import exactknn
+from exactknn.evaluation import RustKNN
+
+
+def rows(n, d, seed=0):
+    return np.random.default_rng(seed).standard_normal((n, d)).astype(np.float32)
+
+
+FORK = """
+import multiprocessing, os, sys
+import numpy as np
+import exactknn
+
+x = np.random.default_rng(0).standard_normal((3000, 48)).astype(np.float32)
+wanted = exactknn.knn(x, k=10, num_threads=2)
+
+def agrees(_=None):
+    found = exactknn.knn(x, k=10, num_threads=2)
+    return all(a.tobytes() == b.tobytes() for a, b in zip(found, wanted))
+"""
+
+
+def test_a_forked_child_answers_a_batch(run_python):
+    program = (
+        FORK
+        + """
+child = os.fork()
+if child == 0:
+    os._exit(0 if agrees() else 3)
+_, status = os.waitpid(child, 0)
+print(os.waitstatus_to_exitcode(status), agrees())
+"""
+    )
+    assert run_python(program) == "0 True"
+
+
+def test_multiprocessing_by_fork_answers(run_python):
+    program = (
+        FORK
+        + """
+with multiprocessing.get_context("fork").Pool(2) as pool:
+    print(pool.map(agrees, range(4)), agrees())
+"""
+    )
+    assert run_python(program) == "[True, True, True, True] True"
+
+
+def test_a_child_of_a_child_answers(run_python):
+    program = (
+        FORK
+        + """
+child = os.fork()
+if child == 0:
+    good = agrees()
+    grandchild = os.fork()
+    if grandchild == 0:
+        os._exit(0 if agrees() else 3)
+    _, status = os.waitpid(grandchild, 0)
+    os._exit(os.waitstatus_to_exitcode(status) if good else 4)
+_, status = os.waitpid(child, 0)
+print(os.waitstatus_to_exitcode(status))
+"""
+    )
+    assert run_python(program) == "0"
+
+
+def test_data_loader_workers_answer(run_python):
+    program = """
+import torch
+from exactknn.evaluation import RustKNN
+
+reference = torch.randn(3000, 32, generator=torch.manual_seed(0))
+knn = RustKNN()
+wanted = knn(reference[:400], 5, reference)[1]
+
+class Neighbours(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+    def __getitem__(self, i):
+        return knn(reference[i * 100 : (i + 1) * 100], 5, reference)[1]
+
+found = torch.cat(list(torch.utils.data.DataLoader(Neighbours(), batch_size=None, num_workers=2)))
+print(found.equal(wanted))
+"""
+    assert run_python(program) == "True"
+
+
+INTERRUPT = """
+import numpy as np
+from exactknn import _core
+
+x = np.random.default_rng(0).standard_normal((120_000, 128)).astype(np.float32)
+told = []
+
+def progress(fraction):
+    if not told:
+        told.append(fraction)
+        print("searching", flush=True)
+
+try:
+    _core.knn(x, None, 100, "sqeuclidean", exclude_self=True, progress=progress)
+    print("finished")
+except KeyboardInterrupt:
+    print("interrupted")
+print(_core.knn(x[:2], x[:3], 1, "sqeuclidean")[1].tolist())
+"""
+
+
+def test_ctrl_c_ends_a_long_search():
+    with subprocess.Popen([sys.executable, "-c", INTERRUPT], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == "searching\n"
+            process.send_signal(signal.SIGINT)
+            printed, _ = process.communicate(timeout=50)
+        finally:
+            process.kill()
+    assert printed.splitlines() == ["interrupted", "[[0], [1]]"]
+    assert process.returncode == 0
+
+
+def test_threads_searching_at_once_agree():
+    reference = rows(4000, 32)
+    queries = [rows(300, 32, seed) for seed in range(1, 5)]
+    wanted = [exactknn.knn(query, reference, 10) for query in queries]
+    found = [None] * len(queries)
+    windows = [None] * len(queries)
+    barrier = threading.Barrier(len(queries))
+
+    def work(i):
+        barrier.wait()
+        start = time.perf_counter()
+        found[i] = exactknn.knn(queries[i], reference, 10)
+        windows[i] = (start, time.perf_counter())
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(queries))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert max(start for start, _ in windows) < min(end for _, end in windows)
+    for got, want in zip(found, wanted, strict=True):
+        assert [x.tobytes() for x in got] == [x.tobytes() for x in want]
+
+
+@pytest.mark.parametrize("path", ["knn", "RustKNN"])
+def test_python_runs_while_a_search_does(path):
+    x = rows(8000, 128)
+    window = []
+
+    def work():
+        tensor = torch.from_numpy(x)
+        window.append(time.perf_counter())
+        if path == "knn":
+            exactknn.knn(x, k=10, num_threads=1)
+        else:
+            RustKNN(num_threads=1)(tensor, 10, tensor, True)
+        window.append(time.perf_counter())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    seen = []
+    while thread.is_alive():
+        seen.append(time.perf_counter())
+        thread.join(0.001)
+    start, end = window
+    third = (end - start) / 3
+    # Held, the lock would let this thread run only at the very beginning and after the end.
+    assert any(start + third < moment < end - third for moment in seen)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no processor affinity on this system")
+def test_affinity_is_respected(run_python):
+    program = """
+import os
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+import exactknn
+print(exactknn.get_num_threads(), exactknn.knn([[0.0], [1.0], [3.0]], k=1)[1].tolist())
+"""
+    assert run_python(program) == "1 [[1], [0], [1]]"
+
+
+def test_no_more_threads_than_processors_by_default():
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    assert 1 <= exactknn.get_num_threads() <= available
+
+
+def test_the_environment_sets_threads_and_level(run_python):
+    program = "import exactknn; print(exactknn.get_num_threads(), exactknn.simd_level())"
+    assert run_python(program, EXACTKNN_NUM_THREADS="3", EXACTKNN_SIMD="scalar") == "3 scalar"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("EXACTKNN_NUM_THREADS", "0"), ("EXACTKNN_NUM_THREADS", "many"), ("EXACTKNN_SIMD", "mmx")],
+)
+def test_a_bad_environment_is_refused_by_name(run_python, variable, value):
+    program = """
+import exactknn
+try:
+    exactknn.knn([[0.0], [1.0]], k=1)
+except ValueError as error:
+    print(error)
+"""
+    printed = run_python(program, **{variable: value})
+    assert variable in printed
+    assert value in printed
