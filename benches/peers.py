@@ -6,9 +6,10 @@
     rows -> float64 truth of a few queries -> answers of each library -> times, interleaved -> table
                                                  (exit code 1 if exactknn's are not the truth)
 
-Every library starts from the same two bare arrays and hands back distances and row numbers, so building its index or
-packing its rows is in its time. Operations are counted as 2 x queries x references x dimension. A library's time is the
-median of several runs; runs of the libraries take turns, so that a disturbance meets them alike.
+Every library starts from the same two bare arrays and hands back distances and row numbers, so packing its rows is in
+its time; faiss is also shown with an index built beforehand, and that is the figure to compare with. Operations are
+counted as 2 x queries x references x dimension. A library's time is the median of several runs; runs of the libraries
+take turns, so that a disturbance meets them alike.
 
 Some machines set OPENBLAS_CORETYPE for other programs' sake, which slows NumPy and faiss: the command starts itself
 again without it, in this process only.
@@ -134,6 +135,13 @@ def searches(query: Rows, reference: Rows, k: int, threads: int) -> dict[str, li
         values, ids = index.search(query, k)
         return values, ids
 
+    built = faiss.IndexFlatL2(reference.shape[1])
+    built.add(reference)
+
+    def by_built_faiss() -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        values, ids = built.search(query, k)
+        return values, ids
+
     def by_torch() -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         values, ids = torch.cdist(q, r).topk(k, largest=False)
         return values.numpy(), ids.numpy()
@@ -158,7 +166,9 @@ def searches(query: Rows, reference: Rows, k: int, threads: int) -> dict[str, li
 
     ways: dict[str, list[Search]] = {
         OURS: [lambda: exactknn.knn(query, reference, k, metric="sqeuclidean", num_threads=threads)],
-        "faiss IndexFlatL2": [by_faiss],
+        # The ratio that is claimed is against the second: faiss's own copy of the rows made beforehand.
+        "faiss IndexFlatL2, index built in the time": [by_faiss],
+        "faiss IndexFlatL2": [by_built_faiss],
         "torch cdist + topk": [by_torch],
         "pytorch-metric-learning CustomKNN": [by_metric_learning(None), by_metric_learning(256)],
         "scikit-learn brute": [by_sklearn],

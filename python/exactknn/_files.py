@@ -169,7 +169,10 @@ def _size(source: Path, path: str) -> int:
 def _map(source: Path, dtype: np.dtype[Any], offset: int, shape: tuple[int, ...], order: str = "C") -> Array:
     if 0 in shape:  # nothing to map, and mmap refuses an empty range
         return np.empty(shape, dtype)
-    mapped: Array = np.memmap(source, dtype=dtype, mode="r", offset=offset, shape=shape, order=order)  # type: ignore[call-overload]
+    try:
+        mapped: Array = np.memmap(source, dtype=dtype, mode="r", offset=offset, shape=shape, order=order)  # type: ignore[call-overload]
+    except ValueError as error:  # it has become shorter since its size was read
+        raise FileError(f"{source}: cannot be mapped into memory: {_one_line(error)}") from error
     return np.asarray(mapped)
 
 

@@ -272,3 +272,11 @@ def test_a_member_that_is_not_an_array_is_refused(tmp_path):
         archive.writestr("notes.txt", "hello")
     with pytest.raises(_files.FileError, match=r"not a \.npy array: it begins with b'hello'"):
         opened(tmp_path / "v.npz")
+
+
+def test_an_undecodable_name_in_an_archive_is_refused(tmp_path):
+    path = tmp_path / "v.npz"
+    np.savez(path, **{"\u00e9": VALUES})
+    path.write_bytes(path.read_bytes().replace("\u00e9".encode(), b"\xff\xff"))
+    with pytest.raises(_files.FileError, match=r"the archive cannot be read: 'utf-8' codec can't decode"):
+        opened(path)
