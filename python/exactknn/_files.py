@@ -3,7 +3,7 @@
 ::
 
     Q.npy  Q.npz[:name]                 (NumPy)                      open_vectors           load
-    Q.fvecs  Q.bvecs                    (each row: d, d values)   -----------------> VectorFile -----> float array
+    Q.fvecs  Q.bvecs  Q.ivecs           (each row: d, d values)   -----------------> VectorFile -----> float array
     Q.fbin  Q.u8bin  Q.i8bin            (n, d, then all rows)      header checked,         values copied only
                                                                    file memory-mapped      where they have to be
 
@@ -36,7 +36,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-VECTOR_SUFFIXES = (".npy", ".npz", ".fvecs", ".bvecs", ".fbin", ".u8bin", ".i8bin")
+VECTOR_SUFFIXES = (".npy", ".npz", ".fvecs", ".bvecs", ".ivecs", ".fbin", ".u8bin", ".i8bin")
 """What `open_vectors` reads."""
 
 RESULT_SUFFIXES = (".npz", ".ivecs", ".ibin")
@@ -48,15 +48,21 @@ DISTANCE_SUFFIXES = (".fbin", ".fvecs")
 MAX_DIMENSION = 1 << 20
 """Largest dimension believed of a header without a magic number; any other file read as one says far more, or less."""
 
-_VECS_VALUES: dict[str, np.dtype[Any]] = {".fvecs": np.dtype("<f4"), ".bvecs": np.dtype("u1")}
+_VECS_VALUES: dict[str, np.dtype[Any]] = {
+    ".fvecs": np.dtype("<f4"),
+    ".bvecs": np.dtype("u1"),
+    ".ivecs": np.dtype("<i4"),
+}
 _BIN_VALUES: dict[str, np.dtype[Any]] = {".fbin": np.dtype("<f4"), ".u8bin": np.dtype("u1"), ".i8bin": np.dtype("i1")}
-_ID_SUFFIXES = (".ivecs", ".ibin")
 _NPY_MAGIC = b"\x93NUMPY"
 # A version 1 header is at most 65,535 bytes and its prefix 10; NumPy itself refuses to evaluate more than 10,000.
 _NPY_HEADER_BYTES = 1 << 17
 # Rows go through memory in pieces of about this size, so that a conversion never needs a second copy of the whole.
 _BLOCK_BYTES = 1 << 24
 _INT32_MAX = 2**31 - 1
+# Every integer up to here is a float32 number; above, only some are.
+_FLOAT32_INTEGERS = 2**24
+_INT32_RESULTS = (".ivecs", ".ibin")
 
 Array = npt.NDArray[Any]
 
@@ -89,18 +95,32 @@ class VectorFile:
         """Return the vectors, shape (rows, dimension), of dtype `dtype` up to its byte order.
 
         Floating-point arrays are returned as they lie in the mapped file, in any order of bytes and of axes.
-        Integers of one or two bytes become float32, which holds each of them exactly.
+        Integers become float32, which must hold each of them exactly.
 
         Raises:
-            FileError: a row of an ``.fvecs`` or ``.bvecs`` file names another dimension than the first.
+            FileError: a row of an ``.fvecs``, ``.bvecs`` or ``.ivecs`` file names another dimension than the first, or
+                one of an ``.ivecs`` file holds a value beyond 2**24.
         """
         if self._row_dimensions is None:
             return self._values if self._values.dtype.kind == "f" else self._values.astype(self.dtype)
         vectors = np.empty((self.rows, self.dimension), dtype=self.dtype)
         for start, stop in _blocks(self.rows, self._values.itemsize * self.dimension):
             self._check_row_dimensions(start, stop)
+            self._check_exact(start, stop)
             vectors[start:stop] = self._values[start:stop]
         return vectors
+
+    def _check_exact(self, start: int, stop: int) -> None:
+        if self._values.dtype.itemsize < 4 or self._values.dtype.kind == "f":
+            return
+        values = self._values[start:stop]
+        wrong = np.argwhere((values > _FLOAT32_INTEGERS) | (values < -_FLOAT32_INTEGERS))
+        if wrong.size:
+            row, column = (int(i) for i in wrong[0])
+            raise FileError(
+                f"{self.path}: row {start + row} holds {values[row, column]}, which float32 may not hold exactly; "
+                f"wanted integers within 2**24 (are these ids?)"
+            )
 
     def _check_row_dimensions(self, start: int, stop: int) -> None:
         assert self._row_dimensions is not None
@@ -125,7 +145,7 @@ def open_vectors(path: str) -> VectorFile:
     name, array_name = _split_array_name(path)
     source = Path(name)
     suffix = source.suffix.lower()
-    if suffix in _ID_SUFFIXES:
+    if suffix == ".ibin":
         raise FileError(f"{path}: holds integer ids, not vectors; wanted one of {', '.join(VECTOR_SUFFIXES)}")
     if suffix not in VECTOR_SUFFIXES:
         raise FileError(f"{path}: unknown suffix {suffix!r}; wanted one of {', '.join(VECTOR_SUFFIXES)}")
@@ -296,7 +316,7 @@ def _matrix_shape(shape: tuple[int, ...], path: str) -> tuple[int, int]:
 
 
 def _open_vecs(source: Path, path: str, size: int, values: np.dtype[Any]) -> VectorFile:
-    """Map .fvecs (float32) or .bvecs (uint8): every row is an int32 d followed by d values."""
+    """Map .fvecs (float32), .bvecs (uint8) or .ivecs (int32): every row is an int32 d followed by d values."""
     with source.open("rb") as stream:
         head = stream.read(4)
     if len(head) < 4:
@@ -348,7 +368,7 @@ def _check_dimension(dimension: int, source: Path, path: str) -> None:
 
 
 def _an(suffix: str) -> str:
-    return f"an {suffix}" if suffix in (".fvecs", ".fbin", ".i8bin") else f"a {suffix}"
+    return f"an {suffix}" if suffix in (".fvecs", ".ivecs", ".fbin", ".i8bin") else f"a {suffix}"
 
 
 def _check_length(path: str, present: int, wanted: int, what: str, hint: str = "") -> None:
@@ -450,7 +470,7 @@ def check_indices_fit(reference_rows: int, path: str, suffix: str) -> None:
     Raises:
         FileError: `suffix` is ``.ivecs`` or ``.ibin`` and `reference_rows` is above 2**31.
     """
-    if suffix in _ID_SUFFIXES and reference_rows - 1 > _INT32_MAX:
+    if suffix in _INT32_RESULTS and reference_rows - 1 > _INT32_MAX:
         raise FileError(
             f"{path}: row numbers up to {reference_rows - 1} do not fit the int32 of {suffix}; wanted an .npz output"
         )
@@ -481,7 +501,7 @@ def write_matrix(stream: IO[bytes], suffix: str, matrix: Array) -> None:
         ValueError: a value does not fit the type of the format.
     """
     rows, columns = matrix.shape
-    value = np.dtype("<i4") if suffix in _ID_SUFFIXES else np.dtype("<f4")
+    value = np.dtype("<i4") if suffix in _INT32_RESULTS else np.dtype("<f4")
     _check_fits(matrix, value, suffix)
     if suffix in (".ibin", ".fbin"):
         if rows > 2**32 - 1:

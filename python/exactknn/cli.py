@@ -53,7 +53,8 @@ Find the k nearest reference vectors of every query vector.
 Vectors are read from
   .npy, .npz           NumPy: one 2-D array of float16, float32, float64 or 8- or 16-bit integers, never pickled;
                        file.npz:name chooses among several arrays
-  .fvecs, .bvecs       per row: int32 dimension, then float32 or uint8 values
+  .fvecs, .bvecs, .ivecs
+                       per row: int32 dimension, then float32, uint8 or int32 values
   .fbin, .u8bin, .i8bin
                        uint32 rows, uint32 dimension, then float32, uint8 or int8 values
 Integers are searched as float32 values, which hold them exactly.

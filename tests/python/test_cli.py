@@ -223,9 +223,17 @@ BAD_FILES = {
     "missing": ("q.npy", None, "q.npy: no such file"),
     "missing npz": ("q.npz:a", None, "q.npz:a: no such file"),
     "file as folder": ("there/q.npy", None, "there/q.npy: no such file"),
-    "no suffix": ("q", b"x", "q: unknown suffix ''; wanted one of .npy, .npz, .fvecs, .bvecs, .fbin, .u8bin, .i8bin"),
+    "no suffix": (
+        "q",
+        b"x",
+        "q: unknown suffix ''; wanted one of .npy, .npz, .fvecs, .bvecs, .ivecs, .fbin, .u8bin, .i8bin",
+    ),
     "unknown suffix": ("q.hdf5", b"x", "q.hdf5: unknown suffix '.hdf5'; wanted one of .npy"),
-    "ids as ivecs": ("q.ivecs", FOUR_ROWS, "q.ivecs: holds integer ids, not vectors"),
+    "ids as ivecs": (
+        "q.ivecs",
+        struct.pack("<iiiiii", 2, 5, 0, 2, 1, -(2**24) - 1),
+        "q.ivecs: row 1 holds -16777217, which float32 may not hold exactly; wanted integers within 2**24",
+    ),
     "ids as ibin": ("q.ibin", FOUR_ROWS, "q.ibin: holds integer ids, not vectors"),
     **{
         f"empty {suffix}": (f"q.{suffix}", b"", f"q.{suffix}: the file is empty")

@@ -280,3 +280,11 @@ def test_an_undecodable_name_in_an_archive_is_refused(tmp_path):
     path.write_bytes(path.read_bytes().replace("\u00e9".encode(), b"\xff\xff"))
     with pytest.raises(_files.FileError, match=r"the archive cannot be read: 'utf-8' codec can't decode"):
         opened(path)
+
+
+def test_integer_vectors_are_float32_exactly(tmp_path: Path) -> None:
+    path = tmp_path / "x.ivecs"
+    path.write_bytes(struct.pack("<iiiiii", 2, 5, -3, 2, 2**24, -(2**24)))
+    vectors = _files.open_vectors(str(path)).load()
+    assert vectors.dtype == np.float32
+    assert vectors.tolist() == [[5.0, -3.0], [2.0**24, -(2.0**24)]]
