@@ -41,7 +41,7 @@ pub enum Error {
     #[error("{0} must have at least one column, got 0")]
     NoColumns(Argument),
     /// More rows than a row number can name.
-    #[error("{argument} must have fewer than 2**32 - 1 rows, got {rows}")]
+    #[error("{argument} must have fewer than 2**32 - 64 rows, got {rows}")]
     TooManyRows {
         /// The offending input.
         argument: Argument,

@@ -146,6 +146,9 @@ macro_rules! half_element {
 half_element!(f16);
 half_element!(bf16);
 
+/// Rows of a matrix at most.
+const MAX_ROWS: usize = u32::MAX as usize - 64;
+
 /// A borrowed row-major matrix with at least one column.
 #[derive(Debug, Clone, Copy)]
 pub struct MatrixRef<'a, E> {
@@ -167,7 +170,8 @@ impl<'a, E> MatrixRef<'a, E> {
         if rows.checked_mul(dim) != Some(data.len()) {
             return Err(Error::BadBuffer { rows, dim, elements: data.len() });
         }
-        if rows >= u32::MAX as usize {
+        // The last panel is padded with row numbers behind the last row; they must not wrap around.
+        if rows > MAX_ROWS {
             return Err(Error::TooManyRows { argument, rows });
         }
         Ok(Self { data, rows, dim })
