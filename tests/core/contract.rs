@@ -380,3 +380,58 @@ fn a_cancelled_search_stops() {
         assert_eq!(outcome, Err(Error::Cancelled));
     }
 }
+
+/// Splits of the references, blocks and merges: few queries, many references, ties across every border.
+#[test]
+fn ties_across_splits_and_blocks() {
+    let mut random = Random(5);
+    let data = convert(&rows(Rows::Grid, 12_000, 5, &mut random), |x| x as f32);
+    for queries in [1, 3, 20] {
+        check(&data[..queries], &data, 30, Metric::SqEuclidean, true);
+        check(&data[6000..6000 + queries], &data, 7, Metric::InnerProduct, false);
+    }
+}
+
+/// Float64 rows whose squares leave the range of float64 on either side: many queries (filtered) answer as each alone does
+/// (direct), whatever the clusters near the centre look like.
+#[test]
+fn float64_at_the_ends_of_its_range() {
+    for (bulk, near, query) in [
+        (1e163, 1e153, 1e151),
+        (1e-153, 1e-163, 1e-163),
+        (1e-160, 1e-170, 1e-162),
+        (1e150, 1e140, 1e141),
+        (1e-305, 1e-310, 1e-308),
+        (1e300, 1e290, 1e280),
+        (1e120, 1e-120, 1e-119),
+        (1.0, 1e-162, 1e-162),
+    ] {
+        let references: Vec<Vec<f64>> = (0..1000)
+            .map(|i| {
+                let sign = if i % 2 == 0 { 1.0 } else { -1.0 };
+                match i {
+                    40..50 => vec![-query * (1.0 + f64::from(i) * 0.01), 0.0],
+                    104..114 => vec![query * 10.0, query],
+                    0..128 => vec![near * sign, 0.0],
+                    _ => vec![bulk * sign * (1.0 + f64::from(i % 7)), bulk * f64::from(i % 5)],
+                }
+            })
+            .collect();
+        let queries: Vec<Vec<f64>> = (0..20).map(|i| vec![query * (1.0 + f64::from(i) * 0.1), 0.0]).collect();
+        for simd in levels() {
+            for metric in Metric::ALL {
+                let together = run(&queries, &references, 5, metric, false, simd, 2).expect("good");
+                let (values, rows) = bits(&together);
+                for (i, row) in queries.iter().enumerate() {
+                    let alone = run(std::slice::from_ref(row), &references, 5, metric, false, simd, 1).expect("good");
+                    let (alone_values, alone_rows) = bits(&alone);
+                    assert_eq!(
+                        (&values[i * 5..][..5], &rows[i * 5..][..5]),
+                        (&alone_values[..], &alone_rows[..]),
+                        "{metric:?}, bulk {bulk:e}, query {i}"
+                    );
+                }
+            }
+        }
+    }
+}

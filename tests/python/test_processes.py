@@ -47,6 +47,24 @@ print(os.waitstatus_to_exitcode(status), agrees())
     assert run_python(program) == "0 True"
 
 
+@pytest.mark.parametrize("queries", [1, 9])
+def test_a_forked_child_answers_a_small_search(run_python, queries):
+    # Small searches stay on the calling thread: they must not ask for threads that a child does not have.
+    program = (
+        FORK
+        + f"""
+small = lambda: exactknn.knn(x[:{queries}], x[:2500], k=5)
+wanted = small()
+child = os.fork()
+if child == 0:
+    os._exit(0 if all(a.tobytes() == b.tobytes() for a, b in zip(small(), wanted)) else 3)
+_, status = os.waitpid(child, 0)
+print(os.waitstatus_to_exitcode(status))
+"""
+    )
+    assert run_python(program) == "0"
+
+
 def test_multiprocessing_by_fork_answers(run_python):
     program = (
         FORK

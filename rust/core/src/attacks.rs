@@ -9,12 +9,12 @@ use crate::Argument;
 use crate::arch;
 use crate::bound::Floor;
 use crate::cancel::Monitor;
-use crate::kernel::{Bars, Hits, Kernel, MAX_MR, QueryPanel};
+use crate::kernel::{Bars, Hits, Kernel, MAX_MR, QueryPanel, RowTerms};
 use crate::level::{Level, Simd};
 use crate::matrix::{MatrixRef, Output};
 use crate::metric::{Geometry, Metric};
 use crate::order::Neighbour;
-use crate::pack::{Frame, PackedQuery, PackedReference, RowTerms, lower};
+use crate::pack::{Frame, PackedQuery, PackedReference, lower};
 use crate::rescore::{Prepared, score};
 
 /// Keys of every pair, with their errors, through kernel `K`.
@@ -24,7 +24,7 @@ struct Keys {
 }
 
 fn keys<K: Kernel>(kernel: K, simd: Simd, frame: &Frame, query: MatrixRef<'_, f32>, refs: MatrixRef<'_, f32>) -> Keys {
-    let packed = PackedReference::<K>::pack(simd, frame, refs, &Monitor::new()).expect("finite");
+    let packed = PackedReference::<K>::pack(simd, frame, refs, 1, &Monitor::new()).expect("finite");
     let queries = PackedQuery::<K>::pack(simd, frame, query, 0, query.rows()).expect("finite");
     let mut keys = Keys { key: vec![f32::NAN; query.rows() * refs.rows()], error: Vec::new() };
     let mut hits = Hits::new(K::MR, K::NR);

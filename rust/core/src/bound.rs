@@ -105,7 +105,6 @@ impl Floor {
             Geometry::Dot => {
                 let similarity = if self.metric == Metric::Cosine { 1.0 - value } else { value };
                 let scaled = similarity * self.scale2;
-                // Rounding of the value and of `1 - value`, in the same units.
                 self.below_similarity(scaled - self.shift, scaled)
             }
         };

@@ -23,9 +23,8 @@ use crate::matrix::{Element, MatrixRef, Output};
 use crate::metric::Metric;
 use crate::order::Neighbour;
 use crate::pack::{Frame, PackedQuery, PackedReference, lower};
-use crate::plan::{self, Filter, Plan, Problem};
+use crate::plan::{self, Filter, Options, Plan, Problem};
 use crate::rescore::{Prepared, score};
-use crate::search::Options;
 use crate::topk::{Candidate, Heap, Reservoir};
 
 /// One search, ready to run.
@@ -88,7 +87,8 @@ impl<E: Element> Job<'_, E> {
         rows: &mut [i64],
     ) -> Result<()> {
         let frame = Frame::choose(self.options.simd, self.options.metric, self.reference);
-        let packed = PackedReference::<K>::pack(self.options.simd, &frame, self.reference, self.monitor)?;
+        let packed =
+            PackedReference::<K>::pack(self.options.simd, &frame, self.reference, self.problem.threads, self.monitor)?;
         self.run_tasks(plan, values, rows, |queries, split| {
             FilteredTask { job: self, kernel, frame: &frame, packed: &packed, queries }.scan(plan, split)
         })
@@ -96,10 +96,13 @@ impl<E: Element> Job<'_, E> {
 
     fn run_direct(&self, plan: &Plan, values: &mut [E::Output], rows: &mut [i64]) -> Result<()> {
         // Without packing nobody has looked at the references yet; a pass over them is cheap beside what follows.
-        let bad = (0..self.reference.rows())
-            .into_par_iter()
-            .with_min_len(1024)
-            .find_first(|&row| !self.reference.row(row).iter().all(|x| x.to_f64().is_finite()));
+        let all = 0..self.reference.rows();
+        let is_bad = |row: &usize| !self.reference.row(*row).iter().all(|x| x.to_f64().is_finite());
+        let bad = if self.problem.threads == 1 {
+            all.into_iter().find(is_bad)
+        } else {
+            all.into_par_iter().with_min_len(1024).find_first(is_bad)
+        };
         if let Some(error) = bad.and_then(|row| self.reference.first_non_finite(Argument::Reference, row)) {
             return Err(error);
         }

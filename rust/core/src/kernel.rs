@@ -15,13 +15,49 @@
 //! minus infinity; missing query rows are zero codes with a floor of infinity, so that they report (almost) nothing. A key or
 //! a bar that is not a number is reported: what cannot be compared must be rescored. The caller drops pairs of missing rows.
 
-use crate::pack::{Centred, PanelTerms, RowTerms};
-
 /// The largest `MR` of any kernel.
 pub(crate) const MAX_MR: usize = 16;
 
 /// Reference panels in one run at most: bounds the memory of [`Hits`].
 pub(crate) const MAX_RUN: usize = 64;
+
+/// A row, centred and scaled, with what the bound needs to know of it.
+pub(crate) struct Centred<'a> {
+    /// The row in float32; zeros if it cannot be filtered.
+    pub(crate) row: &'a [f32],
+    /// Norm of the exact centred, scaled row; infinite if the row cannot be filtered.
+    pub(crate) norm: f64,
+    /// Norm of the row before centring, scaled; 0 where the bound does not need it (Euclidean geometry).
+    pub(crate) raw_norm: f64,
+    /// What is subtracted from its dots (reference rows).
+    pub(crate) offset: f64,
+    /// An upper bound of the magnitudes that were added up to form `offset`.
+    pub(crate) offset_size: f64,
+    /// See [`crate::bound::f32_dot_error`].
+    pub(crate) dot_error: f64,
+    /// See [`crate::rescore::relative_error`].
+    pub(crate) noise: f64,
+}
+
+/// A reference row's (or panel's) part of the error bound: see [`Bars`].
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct PanelTerms {
+    pub(crate) a: f32,
+    pub(crate) b: f32,
+}
+
+impl PanelTerms {
+    pub(crate) fn max(self, other: Self) -> Self {
+        Self { a: self.a.max(other.a), b: self.b.max(other.b) }
+    }
+}
+
+/// A query row's part of the error bound.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct RowTerms {
+    pub(crate) alpha: f32,
+    pub(crate) beta: f32,
+}
 
 /// A filter microkernel. Implementations hold the token that proves their instruction set.
 pub(crate) trait Kernel: Copy + Send + Sync {

@@ -38,5 +38,6 @@ pub use half::{bf16, f16};
 pub use level::{LEVEL_VARIABLE, Level, Simd, active as active_level, set_level};
 pub use matrix::{Element, MatrixRef, Output};
 pub use metric::Metric;
+pub use plan::Options;
 pub use pool::{PoolHandle, THREADS_VARIABLE, float_environment, num_threads, set_num_threads};
-pub use search::{Neighbours, Options, Search};
+pub use search::{Neighbours, Search};

@@ -9,10 +9,13 @@
 //!
 //! A plan changes the time of a search, never its answer.
 
+use std::num::NonZero;
 use std::ops::Range;
 
 use crate::bound::LARGEST_DIM;
 use crate::kernel::MAX_RUN;
+use crate::level::Simd;
+use crate::metric::Metric;
 
 /// Below this many queries a pass of float64 over the bare rows is memory-bound, and packing cannot pay.
 const FEW_QUERIES: usize = 8;
@@ -54,6 +57,21 @@ pub(crate) enum Filter {
     Direct,
     /// Centred float32 rows and their certified bound.
     Float32,
+}
+
+/// What to look for.
+#[derive(Debug, Clone, Copy)]
+pub struct Options {
+    /// Neighbours of each query.
+    pub k: usize,
+    /// What is measured.
+    pub metric: Metric,
+    /// Query `i` is reference row `i` and must not return it.
+    pub exclude_self: bool,
+    /// The level to run at.
+    pub simd: Simd,
+    /// Threads to search with.
+    pub threads: NonZero<usize>,
 }
 
 /// The sizes that a plan depends on.

@@ -1,8 +1,11 @@
 //! Threads: one rayon pool for each process, built on first use.
 //!
 //! A global pool hangs in a forked child, where its threads do not exist; so the pool is keyed by the process id, and a
-//! child builds its own. The pool a child inherits is forgotten, never dropped: dropping would wait for those threads.
+//! child builds its own. The pool a child inherits is forgotten, never dropped: dropping it would signal threads that are not
+//! there, through locks that one of them may have held when the process was forked. Rayon's own global pool is never asked
+//! for anything.
 
+use std::cell::Cell;
 use std::num::NonZero;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,6 +24,16 @@ struct Pool {
 
 // Lock-free on purpose: a lock that some other thread holds during a fork stays locked in the child.
 static POOL: ArcSwapOption<Pool> = ArcSwapOption::const_empty();
+
+thread_local! {
+    /// Whether this thread belongs to a pool of ours.
+    static IS_WORKER: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this thread belongs to a pool of ours: searches then stay in it.
+pub(crate) fn is_worker() -> bool {
+    IS_WORKER.get()
+}
 
 /// The number set by [`set_num_threads`]; 0 while none is set.
 static CHOSEN: AtomicUsize = AtomicUsize::new(0);
@@ -70,7 +83,10 @@ impl PoolHandle {
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(threads.get())
             .thread_name(|i| format!("exactknn-{i}"))
-            .start_handler(|_| float_environment::reset())
+            .start_handler(|_| {
+                float_environment::reset();
+                IS_WORKER.set(true);
+            })
             .build()
             .map_err(|error| Error::NoThreads { threads: threads.get(), reason: error.to_string() })?;
         let pool = Arc::new(Pool { process, pool });
@@ -106,7 +122,7 @@ pub mod float_environment {
     }
 
     #[cfg(target_arch = "x86_64")]
-    fn write(state: u32) {
+    pub(super) fn write(state: u32) {
         // SAFETY: the instruction reads four bytes from the address given; the state written is one that it was read as,
         // or Rust's own default.
         unsafe { std::arch::asm!("ldmxcsr [{}]", in(reg) &raw const state, options(nostack, preserves_flags)) };
@@ -116,6 +132,12 @@ pub mod float_environment {
     pub fn reset() {
         #[cfg(target_arch = "x86_64")]
         write(DEFAULT);
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[inline(never)]
+    fn call<T>(work: impl FnOnce() -> T) -> T {
+        work()
     }
 
     /// Run `work` under the default state, then put the thread's own state back, also when `work` panics.
@@ -130,7 +152,8 @@ pub mod float_environment {
             }
             let _restore = Restore(read());
             write(DEFAULT);
-            work()
+            // A call that is not inlined: the compiler may move plain arithmetic past a write of the state.
+            call(work)
         }
         #[cfg(not(target_arch = "x86_64"))]
         work()
@@ -154,8 +177,18 @@ mod tests {
     #[test]
     #[cfg(target_arch = "x86_64")]
     fn a_callers_float_state_neither_leaks_in_nor_is_lost() {
-        let subnormal = std::hint::black_box(f32::MIN_POSITIVE) * std::hint::black_box(0.5);
-        assert!(subnormal > 0.0);
-        float_environment::with_default(|| assert!(std::hint::black_box(f32::MIN_POSITIVE) * 0.5 > 0.0));
+        #[inline(never)]
+        fn half() -> u32 {
+            // Bits: a comparison of subnormal numbers would itself obey the caller's state.
+            std::hint::black_box(std::hint::black_box(f32::MIN_POSITIVE) * std::hint::black_box(0.5)).to_bits()
+        }
+        let flushing = 0x1f80 | 0x8040;
+        float_environment::with_default(|| {
+            float_environment::write(flushing);
+            assert_eq!(half(), 0, "the caller flushes");
+            assert_ne!(float_environment::with_default(half), 0, "the work does not");
+            assert_eq!(half(), 0, "the caller has its state back");
+            assert_ne!(PoolHandle::get(NonZero::<usize>::MIN).expect("a thread").pool().install(half), 0);
+        });
     }
 }

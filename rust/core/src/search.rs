@@ -1,31 +1,12 @@
 //! The public search: checks, the plan, and the result.
 
-use std::num::NonZero;
-
 use crate::cancel::Monitor;
 use crate::driver::Job;
 use crate::error::{Argument, Error, Result};
-use crate::level::Simd;
 use crate::matrix::{Element, MatrixRef};
-use crate::metric::Metric;
 use crate::pack::try_zeroed;
-use crate::plan::{self, Problem};
-use crate::pool::float_environment;
-
-/// What to look for.
-#[derive(Debug, Clone, Copy)]
-pub struct Options {
-    /// Neighbours of each query.
-    pub k: usize,
-    /// What is measured.
-    pub metric: Metric,
-    /// Query `i` is reference row `i` and must not return it.
-    pub exclude_self: bool,
-    /// The level to run at.
-    pub simd: Simd,
-    /// Threads of the pool that the search runs in.
-    pub threads: NonZero<usize>,
-}
+use crate::plan::{self, Options, Problem};
+use crate::pool::{self, PoolHandle, float_environment};
 
 /// The `k` nearest of each query, nearest first, row by row.
 #[derive(Debug, Clone, PartialEq)]
@@ -82,13 +63,17 @@ impl<'a, E: Element> Search<'a, E> {
         plan::is_small(&self.problem())
     }
 
-    /// Search, on the rayon pool that the call is made in, or on this thread alone if the search is small.
+    /// Search: on this thread alone if the search is small, else on the pool of this process with as many threads as the
+    /// options say (the current one, if the call is made in it).
     ///
     /// # Errors
     /// [`Error::NonFinite`] for a NaN or an infinity (the query's first, then the reference's), [`Error::OutOfMemory`],
     /// [`Error::Cancelled`].
     pub fn run(&self, monitor: &Monitor) -> Result<Neighbours<E::Output>> {
-        float_environment::with_default(|| self.run_here(monitor))
+        if self.is_small() || pool::is_worker() {
+            return float_environment::with_default(|| self.run_here(monitor));
+        }
+        PoolHandle::get(self.options.threads)?.pool().install(|| self.run_here(monitor))
     }
 
     fn run_here(&self, monitor: &Monitor) -> Result<Neighbours<E::Output>> {

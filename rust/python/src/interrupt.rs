@@ -1,7 +1,7 @@
 //! The one door for long work: detaches from the interpreter, watches for Ctrl-C, keeps panics inside.
 //!
 //! ```text
-//! calling thread:  spawn ──> wait 50 ms ──> signals? progress? ──> wait 50 ms ... ──> result
+//! calling thread:  spawn ──> wait 40 ms ──> signals? progress? ──> wait 40 ms ... ──> result
 //! pool:            └──────────── work, asks the Monitor ────────────────────────────┘
 //! ```
 //!

@@ -3,8 +3,8 @@
 //! A tile of 4 x 8 keys fits the sixteen 128-bit registers that x86-64 and aarch64 guarantee, and the compiler
 //! vectorises the inner loop over the eight references.
 
-use crate::kernel::{Hits, Kernel, MAX_MR, PanelRun, QueryPanel};
-use crate::pack::{self, Centred, PanelTerms, RowTerms};
+use crate::kernel::{Centred, Hits, Kernel, MAX_MR, PanelRun, PanelTerms, QueryPanel, RowTerms};
+use crate::pack;
 
 /// Needs no token: it uses nothing beyond the compilation target.
 #[derive(Debug, Clone, Copy)]

@@ -2,8 +2,8 @@
 //!
 //! Every float32 kernel shares these two functions; only the panel widths differ.
 
-use super::{Centred, PanelTerms, RowTerms};
 use crate::bound::{TAU, U32, UNDERFLOW, up};
+use crate::kernel::{Centred, PanelTerms, RowTerms};
 
 /// Write a row into lane `lane` of a panel `lanes` wide.
 #[inline]

@@ -6,7 +6,8 @@
 //!                           └─ not finite? the row is named in an error; finding it costs nothing here
 //! ```
 //!
-//! Any centre and any power of two as scale leave the bound of `bound.rs` valid; good ones make it tight. So both come
+//! Any centre, and any power of two between 2^-400 and 2^400 as scale, leave the bound of `bound.rs` valid; good ones make it
+//! tight. So both come
 //! from a sample in which rows of outlying size do not count: one giant row must not ruin the bound for all others.
 
 pub(crate) mod f32;
@@ -18,7 +19,7 @@ use rayon::prelude::*;
 use crate::bound::{LARGEST_NORM, down, f32_dot_error};
 use crate::cancel::Monitor;
 use crate::error::{Argument, Error, Result, try_vec};
-use crate::kernel::{Kernel, MAX_MR, PanelRun};
+use crate::kernel::{Centred, Kernel, MAX_MR, MAX_RUN, PanelRun, PanelTerms, RowTerms};
 use crate::level::{Simd, multiversion};
 use crate::matrix::{Element, MatrixRef, Wide};
 use crate::metric::{Geometry, Metric};
@@ -27,46 +28,12 @@ use crate::rescore::{UnitScale, exponent, power_of_two, relative_error, unit_sca
 /// Rows looked at to choose centre and scale.
 const SAMPLE: usize = 1024;
 
+/// The scale stays between 2 to the minus and to the plus this: its square is then a normal number, and what underflows
+/// in float64 stays negligible when scaled by it (`docs/exactness.md`, "Range").
+const LARGEST_SCALE_EXPONENT: i32 = 400;
+
 /// Sampled rows larger than this many times the median do not count.
 const OUTLIER: f64 = 8.0;
-
-/// A row, centred and scaled, with what the bound needs to know of it.
-pub(crate) struct Centred<'a> {
-    /// The row in float32; zeros if it cannot be filtered.
-    pub(crate) row: &'a [f32],
-    /// Norm of the exact centred, scaled row; infinite if the row cannot be filtered.
-    pub(crate) norm: f64,
-    /// Norm of the row before centring, scaled; 0 where the bound does not need it (Euclidean geometry).
-    pub(crate) raw_norm: f64,
-    /// What is subtracted from its dots (reference rows).
-    pub(crate) offset: f64,
-    /// An upper bound of the magnitudes that were added up to form `offset`.
-    pub(crate) offset_size: f64,
-    /// See [`f32_dot_error`].
-    pub(crate) dot_error: f64,
-    /// See [`relative_error`].
-    pub(crate) noise: f64,
-}
-
-/// A reference row's (or panel's) part of the error bound: see [`crate::kernel::Bars`].
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub(crate) struct PanelTerms {
-    pub(crate) a: f32,
-    pub(crate) b: f32,
-}
-
-impl PanelTerms {
-    fn max(self, other: Self) -> Self {
-        Self { a: self.a.max(other.a), b: self.b.max(other.b) }
-    }
-}
-
-/// A query row's part of the error bound.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub(crate) struct RowTerms {
-    pub(crate) alpha: f32,
-    pub(crate) beta: f32,
-}
 
 /// Zeros, without touching the pages: they are touched by the threads that fill them.
 pub(crate) fn try_zeroed<T: Copy + Default>(len: usize, what: &'static str) -> Result<Vec<T>> {
@@ -225,7 +192,11 @@ impl Frame {
             .iter()
             .flat_map(|(_, row)| row.iter().zip(&centre).map(|(x, c)| (x - c).abs()))
             .fold(0.0f64, |m, x| if x.is_finite() { m.max(x) } else { m });
-        let scale = if spread > 0.0 { power_of_two(-exponent(spread)) } else { 1.0 };
+        let scale = if spread > 0.0 {
+            power_of_two(-exponent(spread).clamp(-LARGEST_SCALE_EXPONENT, LARGEST_SCALE_EXPONENT))
+        } else {
+            1.0
+        };
         let query_centre = if metric == Metric::InnerProduct { vec![0.0; dim] } else { centre.clone() };
         let norm = |x: &[f64]| x.iter().map(|c| c * c).sum::<f64>().sqrt();
         Self { metric, scale, centre_norm: norm(&centre), query_centre_norm: norm(&query_centre), centre, query_centre }
@@ -269,7 +240,8 @@ impl Frame {
             Geometry::Euclidean => (sums.centred2 * self.scale2(), sums.centred2 * self.scale2()),
             Geometry::Dot => (sums.raw_other * self.scale2(), sums.raw2.sqrt() * self.centre_norm * self.scale2()),
         };
-        self.finish(wide, sums, 0.0, 0.0, out).map(|centred| (centred, shift, size))
+        // A shift that left the range of float64 makes the row unusable, as an offset does for a reference.
+        self.finish(wide, sums, shift, size, out).map(|centred| (centred, shift, size))
     }
 
     fn finish<'a, W: Wide>(
@@ -291,7 +263,10 @@ impl Frame {
             Geometry::Euclidean => 0.0,
             Geometry::Dot => sums.raw2.sqrt() * self.scale * (1.0 + relative_error(dim)),
         };
-        let usable = norm <= LARGEST_NORM && raw_norm <= LARGEST_NORM * LARGEST_NORM && offset.is_finite();
+        let usable = norm <= LARGEST_NORM
+            && raw_norm <= LARGEST_NORM * LARGEST_NORM
+            && offset.is_finite()
+            && offset_size.is_finite();
         if !usable {
             out.fill(0.0);
         }
@@ -337,11 +312,12 @@ pub(crate) struct PackedReference<K: Kernel> {
 }
 
 impl<K: Kernel> PackedReference<K> {
-    /// Encode every row, in parallel over panels.
+    /// Encode every row, in parallel over panels; with one thread on this one, without asking rayon for anything.
     pub(crate) fn pack<E: Element>(
         simd: Simd,
         frame: &Frame,
         reference: MatrixRef<'_, E>,
+        threads: usize,
         monitor: &Monitor,
     ) -> Result<Self> {
         let panels = reference.rows().div_ceil(K::NR);
@@ -350,35 +326,48 @@ impl<K: Kernel> PackedReference<K> {
         let mut offsets = Aligned::zeroed(panels * K::NR, "the packed reference")?;
         let mut terms = try_zeroed::<PanelTerms>(panels, "the packed reference")?;
         let bad = FirstBad::new();
-        codes
-            .as_mut_slice()
-            .par_chunks_mut(panel_len)
-            .zip(offsets.as_mut_slice().par_chunks_mut(K::NR))
-            .zip(&mut terms)
-            .enumerate()
-            .with_min_len(((1 << 16) / panel_len).max(1))
-            .for_each_init(
-                || (Vec::new(), vec![0.0f32; reference.dim()]),
-                |(scratch, out), (panel, ((codes, offsets), terms))| {
-                    if monitor.check().is_err() {
-                        return;
-                    }
-                    for lane in 0..K::NR {
-                        let row = panel * K::NR + lane;
-                        if row >= reference.rows() {
-                            offsets[lane] = f32::INFINITY;
-                            continue;
-                        }
-                        let wide = E::widen(reference.row(row), scratch);
-                        let Some(centred) = frame.reference_row::<E>(simd, wide, out) else {
-                            bad.report(row);
-                            continue;
-                        };
-                        offsets[lane] = centred.offset as f32;
-                        *terms = terms.max(K::encode_reference(&centred, lane, codes));
-                    }
-                },
-            );
+        let pack_panel = |(scratch, out): &mut (Vec<E::Wide>, Vec<f32>),
+                          panel: usize,
+                          codes: &mut [K::ReferenceCode],
+                          offsets: &mut [f32],
+                          terms: &mut PanelTerms| {
+            if monitor.check().is_err() {
+                return;
+            }
+            for lane in 0..K::NR {
+                let row = panel * K::NR + lane;
+                if row >= reference.rows() {
+                    offsets[lane] = f32::INFINITY;
+                    continue;
+                }
+                let wide = E::widen(reference.row(row), scratch);
+                let Some(centred) = frame.reference_row::<E>(simd, wide, out) else {
+                    bad.report(row);
+                    continue;
+                };
+                offsets[lane] = centred.offset as f32;
+                *terms = terms.max(K::encode_reference(&centred, lane, codes));
+            }
+        };
+        let buffers = || (Vec::new(), vec![0.0f32; reference.dim()]);
+        let (codes_out, offsets_out) = (codes.as_mut_slice(), offsets.as_mut_slice());
+        if threads == 1 {
+            let mut buffers = buffers();
+            let panels = codes_out.chunks_mut(panel_len).zip(offsets_out.chunks_mut(K::NR)).zip(&mut terms);
+            for (panel, ((codes, offsets), terms)) in panels.enumerate() {
+                pack_panel(&mut buffers, panel, codes, offsets, terms);
+            }
+        } else {
+            codes_out
+                .par_chunks_mut(panel_len)
+                .zip(offsets_out.par_chunks_mut(K::NR))
+                .zip(&mut terms)
+                .enumerate()
+                .with_min_len(((1 << 16) / panel_len).max(1))
+                .for_each_init(buffers, |buffers, (panel, ((codes, offsets), terms))| {
+                    pack_panel(buffers, panel, codes, offsets, terms);
+                });
+        }
         monitor.check()?;
         bad.check(reference, Argument::Reference)?;
         Ok(Self { codes, offsets, terms, panel_len })
@@ -394,6 +383,7 @@ impl<K: Kernel> PackedReference<K> {
 
     /// Panels `start .. end` as a kernel reads them.
     pub(crate) fn run(&self, start: usize, end: usize) -> PanelRun<'_, K::ReferenceCode> {
+        assert!(end - start <= MAX_RUN, "a run longer than the lists of hits");
         PanelRun {
             codes: &self.codes.as_slice()[start * self.panel_len..end * self.panel_len],
             offsets: &self.offsets.as_slice()[start * K::NR..end * K::NR],

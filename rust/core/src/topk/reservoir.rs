@@ -60,10 +60,9 @@ impl Reservoir {
 
     /// Find the k-th best lower bound, raise the floor to what `floor_of` makes of it, and forget rows below it.
     ///
-    /// `found` rows with exact values are known elsewhere; they do not enter the selection. Returns whether the reservoir
-    /// should be settled.
+    /// Returns whether the reservoir should be settled.
     pub(crate) fn select(&mut self, floor_of: impl Fn(f32) -> f32) -> bool {
-        if self.candidates.len() >= self.k && self.k > 0 {
+        if self.candidates.len() >= self.k {
             let (_, kth, _) = self.candidates.select_nth_unstable_by(self.k - 1, |x, y| y.lower.total_cmp(&x.lower));
             let floor = floor_of(kth.lower);
             self.raise(floor);

@@ -4,9 +4,9 @@
 
 use std::arch::x86_64::*;
 
-use crate::kernel::{Hits, Kernel, MAX_MR, PanelRun, QueryPanel};
+use crate::kernel::{Centred, Hits, Kernel, MAX_MR, PanelRun, PanelTerms, QueryPanel, RowTerms};
 use crate::level::Avx512;
-use crate::pack::{self, Centred, PanelTerms, RowTerms};
+use crate::pack;
 
 /// The kernel, with the proof that the CPU runs it.
 #[derive(Debug, Clone, Copy)]
