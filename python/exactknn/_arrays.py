@@ -106,11 +106,21 @@ def as_pair(query: Any, reference: Any = None) -> Pair:
 
 
 def _widened(matrix: Matrix, dtype: type[np.floating[Any]]) -> npt.NDArray[Any]:
+    single = matrix.array
     if matrix.bfloat16:
         # A bfloat16 is the upper half of a float32.
-        single = (matrix.array.astype(np.uint32) << np.uint32(16)).view(np.float32)
-        return single.astype(dtype, copy=False)
-    return matrix.array.astype(dtype, copy=False)
+        single = (single.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    wide = single.astype(dtype, copy=False)
+    if wide.dtype == np.float64 and single.dtype == np.float32:
+        # The calling thread may have been told to read subnormal numbers as zero. Integers are not: such a number is
+        # its 23 bits times 2**-149, and no step on the way to float64 is subnormal.
+        bits = single.view(np.uint32)
+        subnormal = ((bits & 0x7F80_0000) == 0) & ((bits & 0x007F_FFFF) != 0)
+        if subnormal.any():
+            found = bits[subnormal]
+            sign = np.where(found >> 31, -1.0, 1.0)
+            wide[subnormal] = sign * (found & 0x007F_FFFF).astype(np.float64) * 2.0**-149
+    return wide
 
 
 def _as_array(values: Any, name: str) -> tuple[npt.NDArray[Any], bool]:

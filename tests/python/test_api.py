@@ -226,3 +226,14 @@ def test_the_logger_is_left_to_the_application():
     logger = logging.getLogger("exactknn")
     assert logger.level == logging.NOTSET
     assert all(isinstance(handler, logging.NullHandler) for handler in logger.handlers)
+
+
+@pytest.mark.parametrize("huge", [2**63, 2**70])
+def test_integers_beyond_a_machine_word_are_refused_by_name(huge):
+    x = np.zeros((4, 2), np.float32)
+    with pytest.raises(ValueError, match=r"^k must be"):
+        exactknn.knn(x, x, huge)
+    with pytest.raises(ValueError, match=r"^num_threads must be"):
+        exactknn.knn(x, x, 1, num_threads=huge)
+    with pytest.raises(ValueError, match=r"^num_threads must be"):
+        exactknn.set_num_threads(huge)

@@ -235,3 +235,34 @@ except ValueError as error:
     printed = run_python(program, **{variable: value})
     assert variable in printed
     assert value in printed
+
+
+def test_a_caller_that_flushes_subnormals_gets_the_same_answer(run_python):
+    program = """
+import numpy as np, torch
+import exactknn
+
+single = np.array([[0.0, 1e-40], [0.0, -2e-40]], np.float32)
+double = np.array([[0.0, 0.0], [0.0, float(single[0, 1])], [0.0, float(single[1, 1])]])
+calls = [(single, double), (double, single), (single, single), (double * 1e-270, double * 1e-270)]
+
+def answers():
+    found = [exactknn.knn(q, r, 2, metric=metric) for q, r in calls for metric in ("sqeuclidean", "cosine")]
+    return [a.tobytes() for pair in found for a in pair]
+
+before = answers()
+assert torch.set_flush_denormal(True)
+print(answers() == before, exactknn.knn(single, double, 1)[1].tolist())
+"""
+    assert run_python(program) == "True [[1], [2]]"
+
+
+def test_more_threads_than_any_plan_expects(run_python):
+    program = """
+import numpy as np
+import exactknn
+
+x = np.random.default_rng(0).standard_normal((200, 4)).astype(np.float32)
+print(all((exactknn.knn(x, x, 3, num_threads=n)[1] == exactknn.knn(x, x, 3)[1]).all() for n in (30_000, 2**62)))
+"""
+    assert run_python(program) == "True"

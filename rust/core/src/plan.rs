@@ -112,20 +112,23 @@ impl Plan {
         } else {
             Filter::Float32
         };
-        let tasks = problem.threads * TASKS_PER_THREAD;
-        let affordable = CANDIDATE_BYTES / problem.threads / (problem.k.max(16) * BYTES_PER_NEIGHBOUR);
+        let tasks = problem.threads.saturating_mul(TASKS_PER_THREAD);
+        // With many threads and a large k not even one query fits the budget; one is carried all the same.
+        let affordable =
+            (CANDIDATE_BYTES / problem.threads / problem.k.max(16).saturating_mul(BYTES_PER_NEIGHBOUR)).max(1);
         let chunk = match filter {
             Filter::Float32 => {
                 // A multiple of 12, the tallest panel; other heights lose a few lanes in the last panel only.
                 (problem.queries.div_ceil(tasks)).clamp(48, CHUNK_ROWS).min(affordable).next_multiple_of(12)
             }
-            Filter::Direct => problem.queries.div_ceil(tasks).clamp(1, CHUNK_ROWS).min(affordable.max(1)),
+            Filter::Direct => problem.queries.div_ceil(tasks).clamp(1, CHUNK_ROWS).min(affordable),
         };
         let chunks = problem.queries.div_ceil(chunk).max(1);
-        let splits = if chunks >= 2 * problem.threads || problem.threads == 1 {
+        let wanted = problem.threads.saturating_mul(2);
+        let splits = if chunks >= wanted || problem.threads == 1 {
             1
         } else {
-            (2 * problem.threads).div_ceil(chunks).min(problem.references.div_ceil(SPLIT_ROWS)).max(1)
+            wanted.div_ceil(chunks).min(problem.references.div_ceil(SPLIT_ROWS)).max(1)
         };
         Self { filter, chunk, splits }
     }
@@ -185,6 +188,16 @@ mod tests {
     fn candidates_fit_their_memory() {
         // k 1,000: 64 kB a query; 24 MiB over 2 threads = 12 MiB, hence 196 queries, up to a multiple of 12: 204.
         assert_eq!(Plan::new(&problem(4096, 65536, 128, 1000, 2)).chunk, 204);
+    }
+
+    #[test]
+    fn no_number_of_threads_is_too_large_to_plan_for() {
+        // 24 MiB over 64 threads are 384 KiB; k 12,000 needs 750 KiB a query: one query all the same, up to a panel.
+        assert_eq!(Plan::new(&problem(100, 200_000, 4, 12_000, 64)).chunk, 12);
+        for threads in [30_000, usize::MAX / 2, usize::MAX] {
+            let plan = Plan::new(&problem(200, 200, 4, 3, threads));
+            assert!(plan.chunk >= 1 && plan.splits >= 1);
+        }
     }
 
     #[test]

@@ -24,12 +24,12 @@ const PATIENCE: Duration = Duration::from_millis(40);
 pub(crate) fn run<T: Send>(
     py: Python<'_>,
     threads: Threads,
-    inline: bool,
+    is_small: impl FnOnce() -> bool,
     progress: Option<&Bound<'_, PyAny>>,
     work: impl FnOnce(&Monitor) -> Result<T> + Send,
 ) -> PyResult<T> {
     let monitor = Monitor::new();
-    if inline {
+    if guarded(|| Ok(is_small())).into_py()? {
         let outcome = py.detach(|| guarded(|| work(&monitor))).into_py()?;
         if let Some(progress) = progress {
             progress.call1((1.0,))?;

@@ -20,7 +20,7 @@ use crate::error::IntoPy;
 /// Set the number of threads of later searches; `None` goes back to the default.
 #[pyfunction]
 #[pyo3(signature = (num_threads))]
-fn set_num_threads(num_threads: Option<isize>) -> PyResult<()> {
+fn set_num_threads(num_threads: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
     let threads = num_threads.map(search::positive_threads).transpose()?;
     exactknn_core::set_num_threads(threads);
     Ok(())

@@ -4,7 +4,7 @@ use std::num::NonZero;
 
 use exactknn_core::{Argument, Error, Metric, Neighbours, Options, Search, active_level, bf16, f16, num_threads};
 use numpy::{IntoPyArray, PyArrayMethods, PyUntypedArray, PyUntypedArrayMethods};
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 
 use crate::Threads;
@@ -12,8 +12,20 @@ use crate::array::{Kind, Stored, borrow, kind, matrix};
 use crate::error::IntoPy;
 use crate::interrupt;
 
+/// An integer argument; one that no machine word holds is a `ValueError` like any other that is too large.
+pub(crate) fn integer(argument: &str, given: &Bound<'_, PyAny>) -> PyResult<isize> {
+    given.extract().map_err(|error: PyErr| {
+        if error.is_instance_of::<PyOverflowError>(given.py()) {
+            PyValueError::new_err(format!("{argument} must be below 2**63, got {given}"))
+        } else {
+            PyTypeError::new_err(format!("{argument} must be an integer, got {}", given.get_type()))
+        }
+    })
+}
+
 /// A thread count given by the caller.
-pub(crate) fn positive_threads(given: isize) -> PyResult<Threads> {
+pub(crate) fn positive_threads(given: &Bound<'_, PyAny>) -> PyResult<Threads> {
+    let given = integer("num_threads", given)?;
     usize::try_from(given)
         .ok()
         .and_then(NonZero::new)
@@ -36,15 +48,16 @@ struct Call {
 pub(crate) fn knn<'py>(
     query: &Bound<'py, PyUntypedArray>,
     reference: Option<&Bound<'py, PyUntypedArray>>,
-    k: isize,
+    k: &Bound<'py, PyAny>,
     metric: &str,
     exclude_self: bool,
     bfloat16: bool,
-    num_threads: Option<isize>,
+    num_threads: Option<&Bound<'py, PyAny>>,
     progress: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<(Py<PyAny>, Py<PyAny>)> {
     let py = query.py();
     let reference = reference.unwrap_or(query);
+    let k = integer("k", k)?;
     let call = Call {
         k: usize::try_from(k).map_err(|_| PyValueError::new_err(format!("k must be at least 0, got {k}")))?,
         metric: Metric::parse(metric).into_py()?,
@@ -94,7 +107,7 @@ where
     let (query, reference) = (matrix::<E>(&query, Argument::Query)?, matrix::<E>(&reference, Argument::Reference)?);
     let search = Search::new(query, reference, options).into_py()?;
     let Neighbours { values, rows } =
-        interrupt::run(py, threads, search.is_small(), progress, |monitor| search.run(monitor))?;
+        interrupt::run(py, threads, || search.is_small(), progress, |monitor| search.run(monitor))?;
     let shape = [query.rows(), call.k];
     let values = values.into_pyarray(py).reshape(shape)?;
     let rows = rows.into_pyarray(py).reshape(shape)?;
