@@ -18,7 +18,8 @@ impl Monitor {
         Self::default()
     }
 
-    /// Ask the search to stop; it does so within a few milliseconds.
+    /// Ask the search to stop; it looks between blocks of work, a few milliseconds apart
+    /// for rows of ordinary width.
     pub fn cancel(&self) {
         // Relaxed: the flag guards no data.
         self.cancelled.store(true, Ordering::Relaxed);
