@@ -266,3 +266,21 @@ x = np.random.default_rng(0).standard_normal((200, 4)).astype(np.float32)
 print(all((exactknn.knn(x, x, 3, num_threads=n)[1] == exactknn.knn(x, x, 3)[1]).all() for n in (30_000, 2**62)))
 """
     assert run_python(program) == "True"
+
+
+def test_an_interrupt_in_the_first_call_is_no_panic(run_python):
+    # NumPy's C interface runs Python code when it is first asked for, and takes an exception there for a panic: it must
+    # have been asked for when the package was imported.
+    program = """
+import numpy as np
+import numpy.lib._version as version
+import exactknn
+
+def interrupted(*arguments):
+    raise KeyboardInterrupt
+
+version.NumpyVersion.__init__ = interrupted
+x = np.eye(3, dtype=np.float32)
+print(exactknn.knn(x, k=1)[1].ravel())
+"""
+    assert run_python(program) == "[1 0 0]"

@@ -12,6 +12,8 @@ mod search;
 
 use std::num::NonZero;
 
+use numpy::{PyArray1, PyArrayMethods};
+use pyo3::exceptions::PyImportError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -62,11 +64,26 @@ fn build_info(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     Ok(info)
 }
 
+/// Load NumPy's C interface now. On its first use it runs Python code and takes an exception there for the end of the
+/// world; Ctrl-C would be one. Signal handlers run on the main thread only, so another thread does it.
+fn load_numpy(py: Python<'_>) -> PyResult<()> {
+    py.import("numpy")?;
+    py.detach(|| {
+        std::thread::scope(|scope| {
+            let loading = scope.spawn(|| Python::attach(|py| PyArray1::from_slice(py, &[0_f32]).try_readonly().is_ok()));
+            loading.join().is_ok_and(|readable| readable)
+        })
+    })
+    .then_some(())
+    .ok_or_else(|| PyImportError::new_err("exactknn cannot use the C interface of the installed NumPy"))
+}
+
 /// Threads as the core takes them, or `ValueError`.
 pub(crate) type Threads = NonZero<usize>;
 
 #[pymodule(gil_used = false)]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    load_numpy(module.py())?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_function(wrap_pyfunction!(search::knn, module)?)?;
     module.add_function(wrap_pyfunction!(set_num_threads, module)?)?;
