@@ -3,9 +3,9 @@
 //! ```text
 //! rows ──centre, scale──> psi (query), rho (reference)        real numbers
 //!        key      g = psi . rho - h(rho)                       larger is nearer
-//!        computed g~ with  |g~ - g| <= alpha A + beta B        alpha, beta of the query row, A, B of the panel
+//!        computed g~ with  |g~ - g| <= alpha A + beta B + C    alpha, beta of the query row, A, B, C of the panel
 //!        floor    L: a row with g < L ranks strictly behind k known rows, rounding and ties included
-//! skip a row  <=>  g~ < L - (alpha A + beta B)  ==>  g < L
+//! skip a row  <=>  g~ < L - (alpha A + beta B + C)  ==>  g < L
 //! ```
 //!
 //! The derivation, line by line, is in `docs/exactness.md`; the names here are the names there. All bounds are formed in
@@ -19,6 +19,9 @@ pub(crate) const U32: f64 = 1.0 / (1u64 << 24) as f64;
 
 /// Stands for underflow: added to every norm. Times `U32` it exceeds `sqrt(d) * 2^-126` for every `d` below 2^36.
 pub(crate) const TAU: f64 = 1.0 / (1u64 << 60) as f64;
+
+/// What a 2-norm may lose when squares are formed in float32: those of numbers below `2^-63` vanish, `2^-63 sqrt(d)` in all.
+pub(crate) const VANISHED: f64 = 1.0 / (1u64 << 54) as f64;
 
 /// Absolute slack for what underflows in a sum of products of centred rows: `2 d 2^-126` for `d` below 2^25.
 pub(crate) const UNDERFLOW: f64 = 1.0 / (1u128 << 99) as f64;
@@ -36,6 +39,14 @@ const INFLATE: f64 = 1.0 + 1.0 / (1u64 << 20) as f64;
 pub(crate) fn f32_dot_error(dim: usize) -> f64 {
     let steps = (dim + 2) as f64 * U32;
     (steps / (1.0 - steps) + 4.0 * U32) * (1.0 + 1.0 / (1u64 << 18) as f64)
+}
+
+/// Largest number of columns whose 8-bit products cannot overflow 32 bits, one operand being unsigned.
+pub(crate) const LARGEST_INT8_DIM: usize = 1 << 16;
+
+/// Relative error of a float32 sum of `dim` terms of one sign in sixteen lanes, the error of each term included.
+pub(crate) fn f32_lane_error(dim: usize) -> f64 {
+    (dim as f64 / 16.0 + 24.0) * U32 * (1.0 + 1.0 / 64.0)
 }
 
 /// Round up to float32, with room for the operations on it.
@@ -79,19 +90,6 @@ impl Floor {
             width: 8.0 * roundoff + 8.0 * noise,
             slack: 4.0 * noise * shift_error + UNDERFLOW,
         }
-    }
-
-    /// A key below which every row ranks strictly behind all rows whose key is at least `lower`.
-    #[inline]
-    pub(crate) fn below_key(&self, lower: f64) -> f32 {
-        if lower.is_nan() {
-            return f32::NEG_INFINITY; // `max` below would swallow it
-        }
-        let floor = match self.metric.geometry() {
-            Geometry::Euclidean => self.below_squared((self.shift + self.slack - 2.0 * lower).max(0.0)),
-            Geometry::Dot => self.below_similarity(lower, lower + self.shift),
-        };
-        finite_or_lowest(floor)
     }
 
     /// A key below which every row ranks strictly behind a row of (ranked) value `value`.
@@ -153,7 +151,6 @@ mod tests {
         let next_up = f64::from(0.5f32.next_up());
         let same_rounding = (1.0 - (0.5 + 0.49 * (next_up - 0.5))) / 2.0;
         assert!(f64::from(floor.below_value(0.5)) < same_rounding);
-        assert!(f64::from(floor.below_key(0.25)) < same_rounding);
         assert!(f64::from(floor.below_value(0.5)) > 0.25 - 1e-6, "and no more room than needed");
     }
 
@@ -161,7 +158,6 @@ mod tests {
     fn hopeless_values_skip_nothing() {
         let floor = Floor::new(Metric::SqEuclidean, 8, 1.0, 1.0, 1.0, U32);
         assert_eq!(floor.below_value(f64::INFINITY), f32::NEG_INFINITY);
-        assert_eq!(floor.below_key(f64::NEG_INFINITY), f32::NEG_INFINITY);
-        assert_eq!(floor.below_key(f64::NAN), f32::NEG_INFINITY);
+        assert_eq!(floor.below_value(f64::NAN), f32::NEG_INFINITY);
     }
 }

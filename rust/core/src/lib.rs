@@ -32,7 +32,7 @@ mod rescore;
 mod search;
 mod topk;
 
-pub use cancel::Monitor;
+pub use cancel::{Monitor, Report};
 pub use error::{Argument, Error, Result};
 pub use half::{bf16, f16};
 pub use level::{LEVEL_VARIABLE, Level, Simd, active as active_level, set_level};

@@ -17,9 +17,16 @@ mod sealed {
 pub trait Wide: Copy + Default + Send + Sync + 'static + sealed::Sealed {
     /// Exact conversion.
     fn to_f64(self) -> f64;
+    /// The row itself, if it is one of `f32`.
+    fn as_f32(row: &[Self]) -> Option<&[f32]>;
 }
 
 impl Wide for f32 {
+    #[inline(always)]
+    fn as_f32(row: &[Self]) -> Option<&[f32]> {
+        Some(row)
+    }
+
     #[inline(always)]
     fn to_f64(self) -> f64 {
         f64::from(self)
@@ -27,6 +34,11 @@ impl Wide for f32 {
 }
 
 impl Wide for f64 {
+    #[inline(always)]
+    fn as_f32(_: &[Self]) -> Option<&[f32]> {
+        None
+    }
+
     #[inline(always)]
     fn to_f64(self) -> f64 {
         self

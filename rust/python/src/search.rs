@@ -1,11 +1,15 @@
 //! `_core.knn`: arguments in, arrays out.
 
+use std::cell::Cell;
 use std::num::NonZero;
 
-use exactknn_core::{Argument, Error, Metric, Neighbours, Options, Search, active_level, bf16, f16, num_threads};
+use exactknn_core::{
+    Argument, Error, Metric, Neighbours, Options, Report, Search, active_level, bf16, f16, num_threads,
+};
 use numpy::{IntoPyArray, PyArrayMethods, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 
 use crate::Threads;
 use crate::array::{Kind, Stored, borrow, kind, matrix};
@@ -31,6 +35,23 @@ pub(crate) fn positive_threads(given: &Bound<'_, PyAny>) -> PyResult<Threads> {
         .and_then(NonZero::new)
         .ok_or_else(|| Error::BadThreads { given: given.to_string(), origin: "" })
         .into_py()
+}
+
+thread_local! {
+    static LAST: Cell<Option<Report>> = const { Cell::new(None) };
+}
+
+/// How the last search of this thread went.
+#[pyfunction]
+pub(crate) fn last_search(py: Python<'_>) -> PyResult<Option<Bound<'_, PyDict>>> {
+    LAST.get()
+        .map(|report| {
+            let facts = PyDict::new(py);
+            facts.set_item("filter", report.filter)?;
+            facts.set_item("rescored", report.rescored)?;
+            Ok(facts)
+        })
+        .transpose()
 }
 
 /// The arguments of [`knn`] that do not depend on the element type.
@@ -106,8 +127,14 @@ where
     };
     let (query, reference) = (matrix::<E>(&query, Argument::Query)?, matrix::<E>(&reference, Argument::Reference)?);
     let search = Search::new(query, reference, options).into_py()?;
-    let Neighbours { values, rows } =
-        interrupt::run(py, threads, || search.is_small(), progress, |monitor| search.run(monitor))?;
+    let (Neighbours { values, rows }, report) = interrupt::run(
+        py,
+        threads,
+        || search.is_small(),
+        progress,
+        |monitor| Ok((search.run(monitor)?, monitor.report())),
+    )?;
+    LAST.set(Some(report));
     let shape = [query.rows(), call.k];
     let values = values.into_pyarray(py).reshape(shape)?;
     let rows = rows.into_pyarray(py).reshape(shape)?;

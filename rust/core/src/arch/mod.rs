@@ -1,5 +1,48 @@
-//! The microkernels, one file for each level and kind of code.
+//! The microkernels, one file for each level and kind of code, and the one place that chooses among them.
 
 pub(crate) mod scalar;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod x86_64;
+
+use crate::kernel::Kernel;
+use crate::level::{Level, Simd};
+
+/// Work that is generic over the kernel it is done with.
+pub(crate) trait WithKernel {
+    type Output;
+    fn run<K: Kernel>(self, kernel: K) -> Self::Output;
+}
+
+/// Do `work` with the float32 kernel of a level.
+pub(crate) fn with_float32<W: WithKernel>(simd: Simd, work: W) -> W::Output {
+    #[cfg(target_arch = "x86_64")]
+    {
+        if let Some(token) = simd.avx512() {
+            return work.run(x86_64::avx512_f32::Avx512F32(token));
+        }
+        if let Some(token) = simd.avx2() {
+            return work.run(x86_64::avx2_f32::Avx2F32(token));
+        }
+    }
+    let _ = simd;
+    work.run(scalar::ScalarF32)
+}
+
+/// Whether a level has an int8 kernel.
+pub(crate) fn has_int8(level: Level) -> bool {
+    matches!(level, Level::AvxVnni | Level::Avx512Vnni)
+}
+
+/// Do `work` with the int8 kernel of a level, or with its float32 kernel where it has none.
+pub(crate) fn with_int8<W: WithKernel>(simd: Simd, work: W) -> W::Output {
+    #[cfg(target_arch = "x86_64")]
+    {
+        if let Some(token) = simd.avx512_vnni() {
+            return work.run(x86_64::avx512_vnni_i8::Avx512VnniI8(token));
+        }
+        if let Some(token) = simd.avx_vnni() {
+            return work.run(x86_64::avx_vnni_i8::AvxVnniI8(token));
+        }
+    }
+    with_float32(simd, work)
+}
