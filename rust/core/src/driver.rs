@@ -25,7 +25,7 @@ use crate::metric::Metric;
 use crate::order::Neighbour;
 use crate::pack::{FirstBad, Frame, PackedQuery, PackedReference};
 use crate::plan::{self, Options, Plan, Problem};
-use crate::rescore::{Prepared, Widened, score};
+use crate::rescore::{Prepared, ROWS, Widened, prefetch, score};
 use crate::topk::Nearest;
 
 /// One search, ready to run.
@@ -384,6 +384,13 @@ impl<'a, E: Element, K: Kernel> Pass<'a, E, K> {
         let panel = QueryPanel { codes: self.packed.panel(group), bars: &bars };
         task.kernel.scan(&panel, &task.packed.run(panels.start, panels.end, visit), &mut self.hits);
         for m in 0..K::MR {
+            if m + 1 < lanes {
+                for &row in
+                    self.hits.rows(m + 1).iter().take(ROWS).filter(|&&row| (row as usize) < job.reference.rows())
+                {
+                    prefetch(job.reference.row(row as usize));
+                }
+            }
             let (rows, _) = self.hits.take(m);
             if rows.is_empty() || m >= lanes {
                 continue;

@@ -228,6 +228,13 @@ impl Hits {
         self.len[m] += count;
     }
 
+    /// The rows reported for query row `m`.
+    #[inline(always)]
+    pub(crate) fn rows(&self, m: usize) -> &[u32] {
+        let at = m * self.capacity;
+        &self.rows[at..at + self.len[m]]
+    }
+
     /// Rows and keys reported for query row `m`; the list is empty afterwards.
     #[inline(always)]
     pub(crate) fn take(&mut self, m: usize) -> (&[u32], &[f32]) {

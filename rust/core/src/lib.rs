@@ -21,6 +21,7 @@ mod error;
 mod kernel;
 mod level;
 mod matrix;
+pub mod measure;
 mod metric;
 mod order;
 mod pack;

@@ -264,23 +264,36 @@ multiversion! {
         values: &mut Vec<f64>,
     ) {
         values.clear();
-        values.reserve(rows.len());
-        let (fours, rest) = rows.as_chunks::<ROWS>();
-        for &[a, b, c, d] in fours {
-            let [to_a, to_b, to_c, to_d] = &mut scratch.0;
-            let wide = [
-                E::widen(reference.row(a as usize), to_a),
-                E::widen(reference.row(b as usize), to_b),
-                E::widen(reference.row(c as usize), to_c),
-                E::widen(reference.row(d as usize), to_d),
-            ];
+        values.reserve(rows.len() + ROWS);
+        for start in (0..rows.len()).step_by(ROWS) {
+            for &row in rows[start..].iter().skip(ROWS).take(ROWS) {
+                prefetch(reference.row(row as usize));
+            }
+            // The last group is filled up with its last row: four side by side take little longer than one.
+            let row = |r: usize| reference.row(rows[(start + r).min(rows.len() - 1)] as usize);
+            let [a, b, c, d] = &mut scratch.0;
+            let wide = [E::widen(row(0), a), E::widen(row(1), b), E::widen(row(2), c), E::widen(row(3), d)];
             values.extend_from_slice(&values_of::<E, ROWS>(query, wide));
         }
-        for &row in rest {
-            let wide = E::widen(reference.row(row as usize), &mut scratch.0[0]);
-            values.extend_from_slice(&values_of::<E, 1>(query, [wide]));
-        }
+        values.truncate(rows.len());
     }
+}
+
+/// Bytes of a row that are asked for ahead of time; the hardware follows a row once it has seen its beginning.
+const PREFETCHED: usize = 512;
+
+/// Ask for the beginning of a row that will be scored soon. Rows that survive a filter lie anywhere, so the hardware cannot
+/// guess them; without this a third of the time of scoring is waiting.
+#[inline(always)]
+pub(crate) fn prefetch<T>(row: &[T]) {
+    #[cfg(target_arch = "x86_64")]
+    for line in row.chunks(64 / size_of::<T>()).take(PREFETCHED / 64) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a hint; the address is that of a borrowed number.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = row;
 }
 
 /// Room for the rows that are scored side by side, where they have to be widened.

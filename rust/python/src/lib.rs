@@ -12,8 +12,9 @@ mod search;
 
 use std::num::NonZero;
 
+use exactknn_core::measure::{Codes, peak, tile};
 use numpy::{PyArray1, PyArrayMethods};
-use pyo3::exceptions::PyImportError;
+use pyo3::exceptions::{PyImportError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -51,6 +52,23 @@ fn available_simd_levels() -> Vec<&'static str> {
 #[pyo3(signature = (level))]
 fn set_simd_level(level: Option<&str>) -> PyResult<()> {
     exactknn_core::set_level(level).into_py()
+}
+
+/// Operations a second of one thread, for benchmarks: the peak of the level's instructions, or with `dim` its microkernel.
+#[pyfunction]
+#[pyo3(signature = (codes, dim=None))]
+fn measure(py: Python<'_>, codes: &str, dim: Option<usize>) -> PyResult<Option<f64>> {
+    let codes = match codes {
+        "int8" => Codes::Int8,
+        "float32" => Codes::Float32,
+        other => return Err(PyValueError::new_err(format!("codes must be 'int8' or 'float32', got {other:?}"))),
+    };
+    let simd = exactknn_core::active_level().into_py()?;
+    py.detach(|| match dim {
+        None => Ok(peak(simd, codes)),
+        Some(dim) => tile(simd, codes, dim).map(Some),
+    })
+    .into_py()
 }
 
 /// How this module was built.
@@ -94,5 +112,6 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(available_simd_levels, module)?)?;
     module.add_function(wrap_pyfunction!(set_simd_level, module)?)?;
     module.add_function(wrap_pyfunction!(build_info, module)?)?;
+    module.add_function(wrap_pyfunction!(measure, module)?)?;
     Ok(())
 }
