@@ -13,10 +13,29 @@ use crate::level::{Simd, multiversion};
 use crate::metric::{Geometry, Metric};
 use crate::rescore::relative_error;
 
-const LANES: usize = 16;
+pub(super) const LANES: usize = 16;
 
 /// Squared norms between its inverse and this can be formed in float32 without care.
 const SAFE: f32 = (1u128 << 80) as f32;
+
+/// Fold lanes as a tree: a chain of sixteen dependent operations would take longer than the row.
+///
+/// Never inlined: seeing the tree, the compiler cuts the accumulators into its branches instead of keeping whole vectors.
+#[inline(never)]
+pub(super) fn fold<T: Copy>(lanes: &[T; LANES], join: impl Fn(T, T) -> T) -> T {
+    let mut lanes = *lanes;
+    for half in [8, 4, 2, 1] {
+        for l in 0..half {
+            lanes[l] = join(lanes[l], lanes[l + half]);
+        }
+    }
+    lanes[0]
+}
+
+#[inline(always)]
+fn move_chunk(x: &[f32; LANES], centre: &[f32; LANES], inverse: f32, scale: f32) -> [f32; LANES] {
+    std::array::from_fn(|l| (x[l] * inverse - centre[l]) * scale)
+}
 
 multiversion! {
     /// `out = (row * inverse - centre) * scale`, and the sum of its squares.
@@ -26,16 +45,19 @@ multiversion! {
         let (centres, centre_rest) = centre.as_chunks::<LANES>();
         let (outs, out_rest) = out.as_chunks_mut::<LANES>();
         for ((x, c), out) in rows.iter().zip(centres).zip(outs) {
+            *out = move_chunk(x, c, inverse, scale);
             for l in 0..LANES {
-                out[l] = (x[l] * inverse - c[l]) * scale;
                 squares[l] += out[l] * out[l];
             }
         }
-        for (l, ((x, c), out)) in row_rest.iter().zip(centre_rest).zip(out_rest).enumerate() {
-            *out = (x * inverse - c) * scale;
-            squares[l] += *out * *out;
+        if !row_rest.is_empty() {
+            let last = move_chunk(&padded(row_rest), &padded(centre_rest), inverse, scale);
+            for l in 0..LANES {
+                squares[l] += last[l] * last[l];
+            }
+            out_rest.copy_from_slice(&last[..row_rest.len()]);
         }
-        squares.iter().sum()
+        fold(&squares, |x, y| x + y)
     }
 }
 
@@ -49,11 +71,22 @@ multiversion! {
                 products[l] += x[l] * y[l];
             }
         }
-        for (l, (x, y)) in a_rest.iter().zip(b_rest).enumerate() {
-            products[l] += x * y;
+        if !a_rest.is_empty() {
+            let (x, y) = (padded(a_rest), padded(b_rest));
+            for l in 0..LANES {
+                products[l] += x[l] * y[l];
+            }
         }
-        products.iter().sum()
+        fold(&products, |x, y| x + y)
     }
+}
+
+/// The columns of an unfinished chunk, and zeros.
+#[inline(always)]
+pub(super) fn padded(rest: &[f32]) -> [f32; LANES] {
+    let mut chunk = [0.0; LANES];
+    chunk[..rest.len()].copy_from_slice(rest);
+    chunk
 }
 
 /// The part of [`super::Frame`] that float32 holds exactly.

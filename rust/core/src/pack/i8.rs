@@ -11,6 +11,7 @@
 use crate::bound::{TAU, U32, UNDERFLOW, VANISHED, f32_lane_error, up};
 use crate::kernel::{Centred, PanelTerms, QueryTerms, ReferenceTerms};
 use crate::level::{Simd, multiversion};
+use crate::pack::coarse::{LANES, fold, padded};
 
 /// Columns that one code holds.
 pub(crate) const COLUMNS: usize = 4;
@@ -21,8 +22,6 @@ const UNSIGNED: u8 = 128;
 /// Rows whose largest magnitude is below this are zeros in codes; all of the row is residual then.
 const SMALLEST: f32 = 1.0 / (1u128 << 90) as f32;
 
-const LANES: usize = 16;
-
 /// What quantising a row left.
 struct Quantized {
     scale: f32,
@@ -32,50 +31,56 @@ struct Quantized {
     sum: i32,
 }
 
+/// Adding it to a number below 2^22 leaves the nearest integer in the low bits of the sum.
+const ROUND: f32 = 12_582_912.0;
+
+/// Columns that are encoded before they are interleaved.
+const BLOCK: usize = 256;
+
 multiversion! {
     /// Write the codes of `row` into lane `lane` of a panel of `lanes` rows, each code exclusive-or'ed with `flip`.
     fn quantize(row: &[f32], flip: u8, lane: usize, lanes: usize, panel: &mut [u32]) -> Quantized {
         let (chunks, rest) = row.as_chunks::<LANES>();
-        let mut last = [0.0f32; LANES];
-        last[..rest.len()].copy_from_slice(rest);
+        let last = padded(rest);
 
-        let mut largest = [0.0f32; LANES];
-        for x in chunks.iter().chain([&last]) {
+        let mut largest = last.map(f32::abs);
+        for x in chunks {
             for l in 0..LANES {
-                largest[l] = if x[l].abs() > largest[l] { x[l].abs() } else { largest[l] };
+                let size = x[l].abs();
+                largest[l] = if size > largest[l] { size } else { largest[l] };
             }
         }
-        let largest = largest.iter().fold(0.0f32, |m, &x| m.max(x));
+        let largest = fold(&largest, |x, y| if x > y { x } else { y });
         let (scale, inverse) = if largest >= SMALLEST { (largest / 127.0, 127.0 / largest) } else { (0.0, 0.0) };
 
-        // Adding it to a number below 2^22 leaves the nearest integer in the low bits of the sum.
-        const ROUND: f32 = 12_582_912.0;
         let (mut residual2, mut sum) = ([0.0f32; LANES], [0i32; LANES]);
         let mut steps = panel.chunks_exact_mut(lanes);
-        let mut encode = |x: &[f32; LANES], columns: usize| {
-            let mut codes = [0u8; LANES];
-            for l in 0..LANES {
-                let rounded = x[l] * inverse + ROUND;
-                let code = (rounded.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32);
-                sum[l] += code;
-                codes[l] = code as u8;
-                let left = x[l] - (rounded - ROUND) * scale;
-                residual2[l] += left * left;
-            }
-            let (words, _) = codes.as_chunks::<COLUMNS>();
-            for word in &words[..columns.div_ceil(COLUMNS)] {
-                if let Some(step) = steps.next() {
-                    step[lane] = u32::from_ne_bytes(*word) ^ u32::from_ne_bytes([flip; COLUMNS]);
+        for block in row.chunks(BLOCK) {
+            // Whole vectors of bytes first, then the words of four: in one loop the compiler would pick byte after byte.
+            let mut codes = [0u8; BLOCK];
+            let (chunks, rest) = block.as_chunks::<LANES>();
+            let last = [padded(rest)];
+            // Accumulators of their own, which nothing else can see: they stay in registers.
+            let (mut left2, mut codes_sum) = ([0.0f32; LANES], [0i32; LANES]);
+            for (x, codes) in chunks.iter().chain(&last).zip(codes.as_chunks_mut::<LANES>().0) {
+                let units: [f32; LANES] = std::array::from_fn(|l| x[l] * inverse + ROUND);
+                for l in 0..LANES {
+                    let code = (units[l].to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32);
+                    codes[l] = code as u8 ^ flip;
+                    codes_sum[l] += code;
+                    let left = x[l] - (units[l] - ROUND) * scale;
+                    left2[l] += left * left;
                 }
             }
-        };
-        for chunk in chunks {
-            encode(chunk, LANES);
+            for l in 0..LANES {
+                residual2[l] += left2[l];
+                sum[l] += codes_sum[l];
+            }
+            for (word, step) in codes.as_chunks::<COLUMNS>().0.iter().take(block.len().div_ceil(COLUMNS)).zip(&mut steps) {
+                step[lane] = u32::from_ne_bytes(*word);
+            }
         }
-        if !rest.is_empty() {
-            encode(&last, rest.len());
-        }
-        Quantized { scale, residual2: residual2.iter().sum(), sum: sum.iter().sum() }
+        Quantized { scale, residual2: fold(&residual2, |x, y| x + y), sum: fold(&sum, |x, y| x + y) }
     }
 }
 
