@@ -16,10 +16,11 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use crate::arch::{self, WithKernel};
+use crate::bare::{self, Panel, Threshold};
 use crate::bound::Floor;
 use crate::cancel::{Filter, Monitor};
 use crate::error::{Argument, Error, Result, try_vec};
-use crate::kernel::{Bars, Hits, Kernel, QueryPanel, SAMPLE_STRIDE, Visit};
+use crate::kernel::{Bars, Hits, Kernel, MAX_RUN, QueryPanel, SAMPLE_STRIDE, Visit};
 use crate::matrix::{Element, MatrixRef, Output};
 use crate::metric::Metric;
 use crate::order::Neighbour;
@@ -46,6 +47,9 @@ struct Out<'a, E: Element> {
 /// Panels of the first scan of a query, before it has any threshold; doubled until a block is scanned at once.
 const WARM_UP_PANELS: usize = 2;
 
+/// The same for rows that are not packed.
+const WARM_UP_ROWS: usize = 64;
+
 /// Buffers of a task that are filled again for each query.
 struct Scratch<E: Element> {
     rows: Vec<u32>,
@@ -71,7 +75,7 @@ impl<E: Element> Job<'_, E> {
             let queries = done..self.problem.queries;
             let out = Out { values: &mut values[at..], rows: &mut rows[at..] };
             (done, filter) = match filter {
-                Filter::Direct | Filter::Bare => (self.run_direct(queries, out)?, filter),
+                Filter::Direct | Filter::Bare => (self.run_unpacked(queries, filter, out)?, filter),
                 Filter::Float32 => arch::with_float32(self.options.simd, Filtered { job: self, filter, queries, out })?,
                 Filter::Int8 => arch::with_int8(self.options.simd, Filtered { job: self, filter, queries, out })?,
             };
@@ -83,13 +87,18 @@ impl<E: Element> Job<'_, E> {
         Plan::new(&Problem { queries: queries.len(), ..self.problem }, filter)
     }
 
-    /// Search `queries` without a filter; returns where they end.
-    fn run_direct(&self, queries: Range<usize>, out: Out<'_, E>) -> Result<usize> {
+    /// Search `queries` among the rows as they lie; returns where they end.
+    fn run_unpacked(&self, queries: Range<usize>, filter: Filter, out: Out<'_, E>) -> Result<usize> {
         let end = queries.end;
         let bad = FirstBad::new();
-        let plan = self.plan(&queries, Filter::Direct);
-        let outcome =
-            self.run_tasks(&plan, queries, out, |queries, split| self.scan_direct(&plan, queries, split, &bad));
+        let plan = self.plan(&queries, filter);
+        let outcome = self.run_tasks(&plan, queries, out, |queries, split| {
+            let references = plan.split(self.reference.rows(), split);
+            match filter {
+                Filter::Bare => self.scan_bare(queries, references, &bad),
+                _ => self.scan_direct(queries, references, &bad),
+            }
+        });
         self.monitor.check()?;
         // A chunk of queries has looked at every row, so the first bad one is known now.
         bad.check(self.reference, Argument::Reference)?;
@@ -158,11 +167,10 @@ impl<E: Element> Job<'_, E> {
         Ok(prepared)
     }
 
-    fn scan_direct(&self, plan: &Plan, queries: Range<usize>, split: usize, bad: &FirstBad) -> Result<Vec<Nearest>> {
-        let references = plan.split(self.reference.rows(), split);
+    /// Every pair in float64.
+    fn scan_direct(&self, queries: Range<usize>, references: Range<usize>, bad: &FirstBad) -> Result<Vec<Nearest>> {
         let prepared = self.prepare(queries.clone())?;
-        let mut found: Vec<Nearest> =
-            queries.clone().map(|_| Nearest::new(self.problem.k, references.len())).collect::<Result<_>>()?;
+        let mut found = self.nearest(&queries, &references)?;
         let mut scratch = Scratch::new();
         let block = plan::block_rows(self.reference.dim() * size_of::<E>());
         for start in references.clone().step_by(block) {
@@ -171,19 +179,70 @@ impl<E: Element> Job<'_, E> {
                 self.monitor.check()?;
                 scratch.rows.clear();
                 scratch.rows.extend(start as u32..end as u32);
-                self.score(query, &mut scratch);
-                for (&row, &value) in scratch.rows.iter().zip(&scratch.values) {
-                    if !value.is_finite() && !self.reference.row(row as usize).iter().all(|x| x.to_f64().is_finite()) {
-                        bad.report(row as usize);
-                    } else if !self.is_self(i, row as usize) {
-                        nearest.push(Neighbour::new::<E::Output>(self.metric(), value, row));
-                    }
-                }
-                self.monitor.tally((end - start) as u64, 0);
+                self.take_in(i, query, nearest, &mut scratch, bad);
                 self.monitor.advance((end - start) as u64);
             }
         }
         Ok(found)
+    }
+
+    /// Every pair in float32 on the rows as they lie, and what survives in float64.
+    fn scan_bare(&self, queries: Range<usize>, references: Range<usize>, bad: &FirstBad) -> Result<Vec<Nearest>> {
+        let prepared = self.prepare(queries.clone())?;
+        let mut found = self.nearest(&queries, &references)?;
+        let mut panels: Vec<Panel> =
+            prepared.chunks(arch::BARE_QUERIES).map(|queries| Panel::new(self.metric(), queries)).collect();
+        let thresholds: Vec<Threshold> = prepared
+            .iter()
+            .map(|query| Panel::threshold(self.metric(), query, <E::Output as Output>::UNIT_ROUNDOFF))
+            .collect();
+        let mut hits = Hits::new(arch::BARE_QUERIES, bare::MOST_ROWS / MAX_RUN);
+        let mut scratch = Scratch::new();
+        let block = plan::block_rows(self.reference.dim() * size_of::<E>()).min(bare::MOST_ROWS);
+        let (mut start, mut step) = (references.start, WARM_UP_ROWS.min(block));
+        while start < references.end {
+            let end = (start + step).min(references.end);
+            step = (step * 2).min(block);
+            for (p, panel) in panels.iter_mut().enumerate() {
+                self.monitor.check()?;
+                panel.scan(self.options.simd, self.reference, start, end, &mut scratch.wide, &mut hits);
+                for lane in 0..arch::BARE_QUERIES {
+                    let (rows, _) = hits.take(lane);
+                    let i = p * arch::BARE_QUERIES + lane;
+                    if rows.is_empty() || i >= prepared.len() {
+                        continue;
+                    }
+                    scratch.rows.clear();
+                    scratch.rows.extend_from_slice(rows);
+                    self.take_in(queries.start + i, &prepared[i], &mut found[i], &mut scratch, bad);
+                    if found[i].is_due()
+                        && let Some(kth) = found[i].cut()
+                    {
+                        panel.raise(lane, &thresholds[i], kth.ranked_value(self.metric()));
+                    }
+                }
+            }
+            self.monitor.advance((end - start) as u64 * queries.len() as u64);
+            start = end;
+        }
+        Ok(found)
+    }
+
+    /// Score `scratch.rows` for query `i` and keep the nearest; a row that is not finite is reported.
+    fn take_in(&self, i: usize, query: &Prepared, nearest: &mut Nearest, scratch: &mut Scratch<E>, bad: &FirstBad) {
+        self.score(query, scratch);
+        for (&row, &value) in scratch.rows.iter().zip(&scratch.values) {
+            if !value.is_finite() && !self.reference.row(row as usize).iter().all(|x| x.to_f64().is_finite()) {
+                bad.report(row as usize);
+            } else if !self.is_self(i, row as usize) {
+                nearest.push(Neighbour::new::<E::Output>(self.metric(), value, row));
+            }
+        }
+        self.monitor.tally(scratch.rows.len() as u64, 0);
+    }
+
+    fn nearest(&self, queries: &Range<usize>, references: &Range<usize>) -> Result<Vec<Nearest>> {
+        queries.clone().map(|_| Nearest::new(self.problem.k, references.len())).collect()
     }
 
     #[inline(always)]

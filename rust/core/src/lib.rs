@@ -14,6 +14,7 @@
 mod arch;
 #[cfg(test)]
 mod attacks;
+mod bare;
 mod bound;
 mod cancel;
 mod driver;

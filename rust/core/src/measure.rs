@@ -73,32 +73,32 @@ pub fn peak(simd: Simd, codes: Codes) -> Option<f64> {
         match codes {
             Codes::Int8 if simd.avx512_vnni().is_some() => {
                 let run = chains!("avx512f,avx512vnni", _mm512_setzero_si512(), _mm512_dpbusd_epi32);
-                // SAFETY: see above.
                 return Some(rate(|| {
+                    // SAFETY: see above.
                     unsafe { run() };
                     of(64)
                 }));
             }
             Codes::Int8 if simd.avx_vnni().is_some() => {
                 let run = chains!("avx2,avxvnni", _mm256_setzero_si256(), _mm256_dpbusd_avx_epi32);
-                // SAFETY: see above.
                 return Some(rate(|| {
+                    // SAFETY: see above.
                     unsafe { run() };
                     of(32)
                 }));
             }
             Codes::Float32 if simd.avx512().is_some() => {
                 let run = chains!("avx512f", _mm512_setzero_ps(), |sum, x, y| _mm512_fmadd_ps(x, y, sum));
-                // SAFETY: see above.
                 return Some(rate(|| {
+                    // SAFETY: see above.
                     unsafe { run() };
                     of(16)
                 }));
             }
             Codes::Float32 if simd.avx2().is_some() => {
                 let run = chains!("avx2,fma", _mm256_setzero_ps(), |sum, x, y| _mm256_fmadd_ps(x, y, sum));
-                // SAFETY: see above.
                 return Some(rate(|| {
+                    // SAFETY: see above.
                     unsafe { run() };
                     of(8)
                 }));

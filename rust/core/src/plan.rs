@@ -23,8 +23,11 @@ use crate::level::{Level, Simd};
 use crate::metric::Metric;
 use crate::topk::Nearest;
 
-/// Below this many queries a pass of float64 over the bare rows is memory-bound, and packing cannot pay.
-const FEW_QUERIES: usize = 8;
+/// Up to this many queries a pass of float64 over the rows is bound by memory.
+const DIRECT_QUERIES: usize = 2;
+
+/// Up to this many queries a pass of float32 over the rows as they lie takes less time than packing them.
+const BARE_QUERIES: usize = 32;
 
 /// With fewer references than this the filter's thresholds never settle.
 const FEW_REFERENCES: usize = 192;
@@ -90,6 +93,8 @@ pub(crate) struct Problem {
     pub(crate) dim: usize,
     pub(crate) k: usize,
     pub(crate) threads: usize,
+    /// Whether the rows are float64.
+    pub(crate) double: bool,
 }
 
 impl Problem {
@@ -112,11 +117,13 @@ impl Problem {
     /// The filter to begin with.
     pub(crate) fn filter(&self, level: Level) -> Filter {
         if self.references <= FEW_REFERENCES
-            || self.queries <= FEW_QUERIES
+            || self.queries <= DIRECT_QUERIES
             || self.k.saturating_mul(SHARE) > self.references
             || self.dim > LARGEST_DIM
         {
             Filter::Direct
+        } else if self.queries <= BARE_QUERIES && !self.double {
+            Filter::Bare
         } else if arch::has_int8(level) && self.dim <= LARGEST_INT8_DIM {
             Filter::Int8
         } else {
@@ -162,7 +169,9 @@ impl Plan {
         let affordable = (CANDIDATE_BYTES / problem.threads / bytes).max(1);
         let wanted = problem.queries.div_ceil(tasks);
         let chunk = match filter {
-            Filter::Direct | Filter::Bare => wanted.clamp(1, CHUNK_ROWS).min(affordable),
+            Filter::Direct => wanted.clamp(1, CHUNK_ROWS).min(affordable),
+            // One pass over the memory for all of them.
+            Filter::Bare => problem.queries.clamp(1, affordable),
             Filter::Float32 | Filter::Int8 => {
                 let least = problem.queries.div_ceil(problem.threads).clamp(48, FULL_CHUNK);
                 // A multiple of 12, the tallest panel; other heights lose a few lanes in the last panel only.
@@ -212,7 +221,7 @@ mod tests {
     use super::*;
 
     fn problem(queries: usize, references: usize, dim: usize, k: usize, threads: usize) -> Problem {
-        Problem { queries, references, dim, k, threads }
+        Problem { queries, references, dim, k, threads, double: false }
     }
 
     #[test]
@@ -254,6 +263,9 @@ mod tests {
         assert_eq!(problem(1000, 1000, 8, 125, 2).filter(Level::Avx512), Filter::Float32);
         assert_eq!(problem(1000, 1000, 70_000, 125, 2).filter(Level::AvxVnni), Filter::Float32);
         assert_eq!(problem(1000, 150, 8, 5, 2).filter(Level::Scalar), Filter::Direct);
+        assert_eq!(problem(2, 1000, 8, 5, 2).filter(Level::Avx512Vnni), Filter::Direct);
+        assert_eq!(problem(8, 1000, 8, 5, 2).filter(Level::Avx512Vnni), Filter::Bare);
+        assert_eq!(Problem { double: true, ..problem(8, 1000, 8, 5, 2) }.filter(Level::Avx512), Filter::Float32);
     }
 
     #[test]

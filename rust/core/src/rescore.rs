@@ -143,6 +143,19 @@ impl Prepared {
         };
         Self { metric, row, unit }
     }
+
+    /// The row as the value is formed from it.
+    pub(crate) fn row(&self) -> &[f64] {
+        &self.row
+    }
+
+    /// What brings [`Prepared::row`] to norm 1, where the metric normalises; 0 for a zero row.
+    pub(crate) fn to_unit(&self) -> f64 {
+        match self.metric {
+            Metric::NormalizedSqEuclidean | Metric::NormalizedEuclidean if self.unit.inverse > 0.0 => 1.0,
+            _ => self.unit.inverse,
+        }
+    }
 }
 
 /// The values of `R` pairs; see the module header for the order.
@@ -297,7 +310,7 @@ pub(crate) fn prefetch<T>(row: &[T]) {
 }
 
 /// Room for the rows that are scored side by side, where they have to be widened.
-pub(crate) struct Widened<E: Element>([Vec<E::Wide>; ROWS]);
+pub(crate) struct Widened<E: Element>(pub(crate) [Vec<E::Wide>; ROWS]);
 
 impl<E: Element> Widened<E> {
     pub(crate) fn new() -> Self {

@@ -4,7 +4,7 @@ pub(crate) mod scalar;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod x86_64;
 
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, MAX_MR};
 use crate::level::{Level, Simd};
 
 /// Work that is generic over the kernel it is done with.
@@ -45,4 +45,41 @@ pub(crate) fn with_int8<W: WithKernel>(simd: Simd, work: W) -> W::Output {
         }
     }
     with_float32(simd, work)
+}
+
+/// Queries and rows of one call of [`bare_sums`].
+pub(crate) const BARE_QUERIES: usize = MAX_MR;
+pub(crate) const BARE_ROWS: usize = 4;
+
+/// One sum for each of the rows and queries.
+pub(crate) type BareSums = [[f32; BARE_QUERIES]; BARE_ROWS];
+
+/// Sums over the columns of sixteen queries with four rows: of `q r` with `PRODUCTS`, else of `-(q - r)^2`.
+pub(crate) fn bare_sums<const PRODUCTS: bool>(
+    simd: Simd,
+    columns: &[[f32; BARE_QUERIES]],
+    rows: [&[f32]; BARE_ROWS],
+) -> BareSums {
+    #[cfg(target_arch = "x86_64")]
+    {
+        if simd.avx512().is_some() {
+            // SAFETY: the token proves AVX-512 F, BW, DQ and VL.
+            return unsafe { x86_64::bare::avx512::<PRODUCTS>(columns, rows) };
+        }
+        if simd.avx2().is_some() {
+            // SAFETY: the token proves AVX2 and FMA.
+            return unsafe { x86_64::bare::avx2::<PRODUCTS>(columns, rows) };
+        }
+    }
+    let _ = simd;
+    let mut sums = [[0.0f32; BARE_QUERIES]; BARE_ROWS];
+    for (c, column) in columns.iter().enumerate() {
+        for (sum, row) in sums.iter_mut().zip(rows) {
+            for (sum, q) in sum.iter_mut().zip(column) {
+                let difference = q - row[c];
+                *sum += if PRODUCTS { q * row[c] } else { -(difference * difference) };
+            }
+        }
+    }
+    sums
 }

@@ -63,7 +63,7 @@ multiversion! {
 
 multiversion! {
     /// The inner product of two rows.
-    fn dot(a: &[f32], b: &[f32]) -> f32 {
+    pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
         let mut products = [0.0f32; LANES];
         let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
         for (x, y) in a.iter().zip(b) {

@@ -10,7 +10,7 @@
 //! tight. So both come
 //! from a sample in which rows of outlying size do not count: one giant row must not ruin the bound for all others.
 
-mod coarse;
+pub(crate) mod coarse;
 pub(crate) mod f32;
 pub(crate) mod i8;
 

@@ -4,6 +4,7 @@ pub(crate) mod avx2_f32;
 pub(crate) mod avx512_f32;
 pub(crate) mod avx512_vnni_i8;
 pub(crate) mod avx_vnni_i8;
+pub(super) mod bare;
 
 use std::arch::x86_64::*;
 
