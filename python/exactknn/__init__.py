@@ -2,7 +2,7 @@
 
     knn(query, reference, k)
         -> _arrays: row-major views in CPU memory, no copy where the layout allows
-        -> _core:   the Rust core (GIL released, Ctrl-C answered)
+        -> _core:   the Rust core (GIL released, Ctrl-C answered), which tells _progress how far it is
         -> (distances, indices) as NumPy arrays
 
 Importing this package loads NumPy and the native core only. The parts for PyTorch live in
@@ -12,12 +12,13 @@ Importing this package loads NumPy and the native core only. The parts for PyTor
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from exactknn import _arrays, _core
+from exactknn import _arrays, _core, _progress
 from exactknn._core import (
     __version__,
     available_simd_levels,
@@ -53,6 +54,7 @@ def knn(
     metric: str = "sqeuclidean",
     exclude_self: bool | None = None,
     num_threads: int | None = None,
+    progress: bool | Callable[[float], object] | None = None,
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
     """Find the ``k`` exact nearest reference rows of each query row.
 
@@ -70,13 +72,16 @@ def knn(
             reference, ``True`` says that the queries are its first ``n`` rows. ``None``: ``True`` without a
             reference, ``False`` with one.
         num_threads: threads for this call, at least 1. ``None``: see ``set_num_threads``.
+        progress: ``True`` shows a bar on stderr (by tqdm where it is installed, else a percentage). A function is
+            called on this thread with the finished fraction, about 25 times a second: never less than before, and
+            1.0 when the search is done; what it raises stops the search. ``None`` and ``False``: nothing.
 
     Returns:
         ``(distances, indices)``, both ``(n, k)``, nearest first. Distances are float64 for float64 input, else
         float32; indices are int64 row numbers of the reference.
 
     Raises:
-        TypeError: a type that is not taken, or a ``k`` that is not an integer.
+        TypeError: a type that is not taken, a ``k`` that is not an integer, or a ``progress`` of another kind.
         ValueError: wrong shape, dimension, ``k``, metric or device, or a NaN or infinity in a row.
 
     Examples:
@@ -94,12 +99,14 @@ def knn(
     elif not isinstance(exclude_self, (bool, np.bool_)):
         raise TypeError(f"exclude_self must be True, False or None, got {exclude_self!r}")
     pair = _arrays.as_pair(query, reference)
-    return _core.knn(
-        pair.query,
-        pair.reference,
-        count,
-        metric,
-        exclude_self=bool(exclude_self),
-        bfloat16=pair.bfloat16,
-        num_threads=num_threads,
-    )
+    with _progress.reporting(progress) as report:
+        return _core.knn(
+            pair.query,
+            pair.reference,
+            count,
+            metric,
+            exclude_self=bool(exclude_self),
+            bfloat16=pair.bfloat16,
+            num_threads=num_threads,
+            progress=report,
+        )
