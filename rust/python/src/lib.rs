@@ -1,13 +1,14 @@
 //! `exactknn._core`: the core as a Python extension module. Thin on purpose: no arithmetic happens here.
 //!
 //! ```text
-//! NumPy array ──array.rs: checked, borrowed──> MatrixRef ──search.rs──> interrupt.rs: detached, watched ──> core
-//! result or Error <──error.rs: the only map from errors to exceptions ──────────────────────────────────┘
+//! NumPy array ──array.rs: checked, borrowed──> MatrixRef ──search.rs, radius.rs──> interrupt.rs: detached, watched ──> core
+//! result or Error <──error.rs: the only map from errors to exceptions ─────────────────────────────────────────────┘
 //! ```
 
 mod array;
 mod error;
 mod interrupt;
+mod radius;
 mod search;
 
 use std::num::NonZero;
@@ -70,7 +71,8 @@ fn load_numpy(py: Python<'_>) -> PyResult<()> {
     py.import("numpy")?;
     py.detach(|| {
         std::thread::scope(|scope| {
-            let loading = scope.spawn(|| Python::attach(|py| PyArray1::from_slice(py, &[0_f32]).try_readonly().is_ok()));
+            let loading =
+                scope.spawn(|| Python::attach(|py| PyArray1::from_slice(py, &[0_f32]).try_readonly().is_ok()));
             loading.join().is_ok_and(|readable| readable)
         })
     })
@@ -86,6 +88,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     load_numpy(module.py())?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_function(wrap_pyfunction!(search::knn, module)?)?;
+    module.add_function(wrap_pyfunction!(radius::radius, module)?)?;
     module.add_function(wrap_pyfunction!(set_num_threads, module)?)?;
     module.add_function(wrap_pyfunction!(get_num_threads, module)?)?;
     module.add_function(wrap_pyfunction!(simd_level, module)?)?;
