@@ -480,12 +480,12 @@ impl<E: Element, K: Kernel> FilteredTask<'_, E, K> {
             if sure == f32::INFINITY {
                 scratch.rows.extend(rows.iter().filter(|row| exists(**row)));
             } else {
-                // Neighbouring rows share a panel, and a panel its error.
+                // A bar for each panel, not for each row: the hits come panel by panel.
                 let (mut panel, mut bar) = (usize::MAX, f32::INFINITY);
                 for (&row, &key) in rows.iter().zip(keys).filter(|(row, _)| exists(**row)) {
                     if row as usize / K::NR != panel {
                         panel = row as usize / K::NR;
-                        bar = sure_bar(sure, self.packed.error(row, query.terms[i]));
+                        bar = sure_bar(sure, self.packed.panel_error(panel, query.terms[i]));
                     }
                     // What is not a number is not above.
                     if key > bar { scratch.sure.push(row) } else { scratch.rows.push(row) }
