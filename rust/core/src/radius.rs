@@ -189,7 +189,7 @@ struct Limits {
     sure: f32,
 }
 
-/// What one query of a task has found, in the order of the rows.
+/// What one query of a task has found; [`Job::finish`] brings it into its order.
 #[derive(Default)]
 struct Found {
     /// Where no value is needed; else empty.
