@@ -122,25 +122,16 @@ def seconds_of(search: Search) -> float:
     return timed(search)[0]
 
 
-def search_report() -> tuple[str | None, float | None]:
-    """The filter of this thread's last search, and the float64 values that it formed for each query."""
-    last = getattr(_core, "last_search_report", None)
-    told: dict[str, Any] | None = last() if last is not None else None
-    if not told:
-        return None, None
-    return str(told["filter"]), told["rescored"] / max(told["queries"], 1)
+def search_report(queries: int) -> tuple[str | None, float | None]:
+    """The filter of this thread's last search, and the float64 values that it formed for each of its `queries`."""
+    told = _core.last_search()
+    return (str(told["filter"]), told["rescored"] / max(queries, 1)) if told else (None, None)
 
 
-def core_peaks() -> dict[str, float]:
-    """Gop/s of multiply-adds that the processor reaches on all threads, by kind of number, as the core measures it."""
-    measure = getattr(_core, "_measure_peak", None)
-    peaks = {}
-    for kind in ("float32", "int8"):
-        try:
-            peaks[kind] = float(measure(kind, 0.3)) / 1e9 if measure is not None else 0.0
-        except ValueError:  # no such instructions here
-            continue
-    return {kind: peak for kind, peak in peaks.items() if peak > 0}
+def core_peaks(threads: int) -> dict[str, float]:
+    """Gop/s of multiply-adds that `threads` threads reach without touching memory, by kind of number."""
+    peaks = {kind: _core.measure(kind) for kind in ("float32", "int8")}
+    return {kind: threads * peak / 1e9 for kind, peak in peaks.items() if peak}
 
 
 def product_gops() -> float:
@@ -224,7 +215,7 @@ def run(work: Work, settings: Settings, report: Report) -> None:
                 raise
             continue
         if name == OURS:
-            told = search_report()
+            told = search_report(len(query))
     take_turns(asked, settings.repeats, budget)
 
     ours = asked[OURS]
@@ -308,7 +299,7 @@ def main(given: Sequence[str] | None = None) -> int:
     faiss.omp_set_num_threads(options.threads)
     torch.set_num_threads(options.threads)
     settings = Settings(options.threads, options.repeats, options.budget, options.memory, options.skip)
-    report = Report(options.threads, [], [], [], product_gops(), core_peaks())
+    report = Report(options.threads, [], [], [], product_gops(), core_peaks(options.threads))
     began = time.perf_counter()
     for number, work in enumerate(chosen, 1):
         print(f"[{number}/{len(chosen)}] {work.name}", end=" ", file=sys.stderr, flush=True)

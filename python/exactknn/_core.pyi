@@ -12,6 +12,7 @@ __all__ = [
     "knn",
     "last_search",
     "measure",
+    "radius",
     "set_num_threads",
     "set_simd_level",
     "simd_level",
@@ -30,6 +31,19 @@ def knn(
     num_threads: int | None = None,
     progress: Callable[[float], object] | None = None,
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]: ...
+def radius(
+    query: npt.NDArray[Any],
+    reference: npt.NDArray[Any] | None,
+    r: float,
+    metric: str,
+    *,
+    exclude_self: bool = False,
+    return_distances: bool = True,
+    sort: bool = True,
+    bfloat16: bool = False,
+    num_threads: int | None = None,
+    progress: Callable[[float], object] | None = None,
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[Any] | None]: ...
 def set_num_threads(num_threads: int | None) -> None: ...
 def get_num_threads() -> int: ...
 def simd_level() -> str: ...

@@ -3,6 +3,8 @@
 //! For every pair of rows the key of the kernel must lie within its stated error of the key that float64 gives, and no row
 //! below a floor may rank at or before the row that the floor was made from.
 
+mod radius;
+
 use proptest::prelude::*;
 
 use crate::Argument;

@@ -6,6 +6,7 @@
 //!        computed g~ with  |g~ - g| <= alpha A + beta B + C    alpha, beta of the query row, A, B, C of the panel
 //!        floor    L: a row with g < L ranks strictly behind k known rows, rounding and ties included
 //! skip a row  <=>  g~ < L - (alpha A + beta B + C)  ==>  g < L
+//!        ceiling  U: a row with g > U has at most a given distance, the noise of float64 included (radius search)
 //! ```
 //!
 //! The derivation, line by line, is in `docs/exactness.md`; the names here are the names there. All bounds are formed in
@@ -63,6 +64,16 @@ pub(crate) fn down(x: f64) -> f32 {
     if f64::from(rounded) > lowered { rounded.next_down() } else { rounded }
 }
 
+/// Round up to float32, with room for the operations on it, whatever the sign.
+fn above(x: f64) -> f32 {
+    -down(-x)
+}
+
+/// Computed keys above it, wrong by at most `error`, have an exact key above `ceiling`.
+pub(crate) fn sure_bar(ceiling: f32, error: f32) -> f32 {
+    above(f64::from(ceiling) + f64::from(error))
+}
+
 /// What turns values into keys for one query row.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Floor {
@@ -109,6 +120,27 @@ impl Floor {
         finite_or_lowest(floor)
     }
 
+    /// A key above which every row's float64 value is at most `value` (at least, for a similarity).
+    ///
+    /// The counterpart of [`Floor::below_value`] with all errors taken to the other side. It knows nothing of rounding to
+    /// the output type: a floor made for it has a `roundoff` of 0, and `value` is an edge between rounded values.
+    pub(crate) fn above_value(&self, value: f64) -> f32 {
+        let ceiling = match self.metric.geometry() {
+            Geometry::Euclidean if value < 0.0 => f64::INFINITY,
+            Geometry::Euclidean => {
+                let squared = if self.metric.has_root() { value * value } else { value };
+                (self.shift + self.slack - squared * self.scale2 * (1.0 - self.width)) * 0.5 + self.slack
+            }
+            Geometry::Dot => {
+                let similarity = if self.metric == Metric::Cosine { 1.0 - value } else { value };
+                let scaled = similarity * self.scale2;
+                scaled - self.shift + self.similarity_margin(scaled)
+            }
+        };
+        // Infinite or not a number: of no row is it certain.
+        if ceiling.is_finite() { above(ceiling) } else { f32::INFINITY }
+    }
+
     /// `squared`: a scaled squared distance that the k rows do not exceed.
     fn below_squared(&self, squared: f64) -> f64 {
         (self.shift - self.slack - squared * (1.0 + self.width)) * 0.5 - self.slack
@@ -116,12 +148,17 @@ impl Floor {
 
     /// `key`: a key that the k rows reach; `scaled`: the similarity times `sigma^2` that belongs to it.
     fn below_similarity(&self, key: f64, scaled: f64) -> f64 {
+        key - self.similarity_margin(scaled)
+    }
+
+    /// How far rounding and the errors of float64 can move a similarity of `scaled`.
+    fn similarity_margin(&self, scaled: f64) -> f64 {
         let size = match self.metric {
             Metric::InnerProduct => scaled.abs() + self.slack,
             // A cosine distance rounds relative to 1 - similarity, a similarity relative to itself.
             _ => scaled.abs().max((self.scale2 - scaled).abs()) + self.slack,
         };
-        key - size * self.width - self.slack
+        size * self.width + self.slack
     }
 }
 
@@ -152,6 +189,29 @@ mod tests {
         let same_rounding = (1.0 - (0.5 + 0.49 * (next_up - 0.5))) / 2.0;
         assert!(f64::from(floor.below_value(0.5)) < same_rounding);
         assert!(f64::from(floor.below_value(0.5)) > 0.25 - 1e-6, "and no more room than needed");
+    }
+
+    #[test]
+    fn a_ceiling_stands_just_above_the_value() {
+        // Query norm 1, a row at squared distance 0.5: key (1 - 0.5) / 2.
+        let floor = Floor::new(Metric::SqEuclidean, 8, 1.0, 1.0, 1.0, 0.0);
+        let ceiling = f64::from(floor.above_value(0.5));
+        assert!(ceiling > 0.25 && ceiling < 0.25 + 1e-6);
+        assert!(f64::from(floor.below_value(0.5)) < 0.25);
+        let cosine = Floor::new(Metric::Cosine, 8, 0.0, 0.0, 1.0, 0.0);
+        let ceiling = f64::from(cosine.above_value(0.25));
+        assert!(ceiling > 0.75 && ceiling < 0.75 + 1e-6);
+    }
+
+    #[test]
+    fn hopeless_values_make_nothing_certain() {
+        let floor = Floor::new(Metric::Euclidean, 8, 1.0, 1.0, 1.0, 0.0);
+        assert_eq!(floor.above_value(1e200), f32::INFINITY, "its square is infinite");
+        assert_eq!(floor.above_value(-1.0), f32::INFINITY, "no distance is negative");
+        let unusable = Floor::new(Metric::SqEuclidean, 8, f64::INFINITY, f64::INFINITY, 1.0, 0.0);
+        assert_eq!(unusable.above_value(1.0), f32::INFINITY);
+        assert_eq!(sure_bar(1.0, f32::INFINITY), f32::INFINITY, "a row that cannot be filtered");
+        assert_eq!(sure_bar(f32::INFINITY, 1.0), f32::INFINITY);
     }
 
     #[test]

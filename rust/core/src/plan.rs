@@ -124,11 +124,14 @@ impl Problem {
             Filter::Direct
         } else if self.queries <= BARE_QUERIES && !self.double {
             Filter::Bare
-        } else if arch::has_int8(level) && self.dim <= LARGEST_INT8_DIM {
-            Filter::Int8
         } else {
-            Filter::Float32
+            self.packed_filter(level)
         }
+    }
+
+    /// The filter to begin with where the references are packed.
+    pub(crate) fn packed_filter(&self, level: Level) -> Filter {
+        if arch::has_int8(level) && self.dim <= LARGEST_INT8_DIM { Filter::Int8 } else { Filter::Float32 }
     }
 
     /// How many of the queries try a filter before the rest follows; 0 if there are too few to bother.

@@ -54,6 +54,32 @@ pub(crate) fn last_search(py: Python<'_>) -> PyResult<Option<Bound<'_, PyDict>>>
         .transpose()
 }
 
+/// The element type of both arrays.
+pub(crate) fn common_kind(
+    query: &Bound<'_, PyUntypedArray>,
+    reference: &Bound<'_, PyUntypedArray>,
+    bfloat16: bool,
+) -> PyResult<Kind> {
+    let query_kind = kind(query, Argument::Query, bfloat16)?;
+    let reference_kind = kind(reference, Argument::Reference, bfloat16)?;
+    if query_kind != reference_kind {
+        return Err(PyTypeError::new_err(format!(
+            "query and reference must have one dtype, got {} and {}",
+            query.dtype(),
+            reference.dtype()
+        )));
+    }
+    Ok(query_kind)
+}
+
+/// The threads of one call: those asked for, else those of the process.
+pub(crate) fn threads_or_default(asked: Option<Threads>) -> PyResult<Threads> {
+    match asked {
+        Some(threads) => Ok(threads),
+        None => Ok(NonZero::new(num_threads().into_py()?).unwrap_or(NonZero::<usize>::MIN)),
+    }
+}
+
 /// The arguments of [`knn`] that do not depend on the element type.
 struct Call {
     k: usize,
@@ -85,16 +111,7 @@ pub(crate) fn knn<'py>(
         exclude_self,
         num_threads: num_threads.map(positive_threads).transpose()?,
     };
-    let query_kind = kind(query, Argument::Query, bfloat16)?;
-    let reference_kind = kind(reference, Argument::Reference, bfloat16)?;
-    if query_kind != reference_kind {
-        return Err(PyTypeError::new_err(format!(
-            "query and reference must have one dtype, got {} and {}",
-            query.dtype(),
-            reference.dtype()
-        )));
-    }
-    match query_kind {
+    match common_kind(query, reference, bfloat16)? {
         Kind::F32 => run::<f32>(py, query, reference, &call, progress),
         Kind::F64 => run::<f64>(py, query, reference, &call, progress),
         Kind::F16 => run::<f16>(py, query, reference, &call, progress),
@@ -114,10 +131,7 @@ where
 {
     let query = borrow::<E>(query, Argument::Query)?;
     let reference = borrow::<E>(reference, Argument::Reference)?;
-    let threads = match call.num_threads {
-        Some(threads) => threads,
-        None => NonZero::new(num_threads().into_py()?).unwrap_or(NonZero::<usize>::MIN),
-    };
+    let threads = threads_or_default(call.num_threads)?;
     let options = Options {
         k: call.k,
         metric: call.metric,

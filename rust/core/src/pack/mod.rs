@@ -448,7 +448,12 @@ impl<K: Kernel> PackedReference<K> {
     /// The error bound of one key, on the safe side.
     #[cfg(test)]
     pub(crate) fn error(&self, row: u32, query: QueryTerms) -> f32 {
-        let terms = self.terms[row as usize / K::NR];
+        self.panel_error(row as usize / K::NR, query)
+    }
+
+    /// The error bound of every key of one panel, on the safe side.
+    pub(crate) fn panel_error(&self, panel: usize, query: QueryTerms) -> f32 {
+        let terms = self.terms[panel];
         query.alpha * terms.a + query.beta * terms.b + terms.c
     }
 }
