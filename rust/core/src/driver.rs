@@ -140,14 +140,16 @@ impl<E: Element> Job<'_, E> {
     fn write(&self, found: Vec<Nearest>, values: &mut [E::Output], rows: &mut [i64]) -> Result<()> {
         let k = self.problem.k;
         for ((nearest, values), rows) in found.into_iter().zip(values.chunks_mut(k)).zip(rows.chunks_mut(k)) {
-            let sorted = nearest.into_sorted();
-            if sorted.len() < k {
+            if nearest.len() < k {
                 return Err(Error::Panic("a query found too few neighbours".into()));
             }
-            for ((neighbour, value), row) in sorted.into_iter().zip(values).zip(rows) {
-                *value = neighbour.value(self.options.metric);
-                *row = i64::from(neighbour.row());
-            }
+            let mut places = values.iter_mut().zip(rows);
+            nearest.sorted(|neighbour| {
+                if let Some((value, row)) = places.next() {
+                    *value = neighbour.value(self.options.metric);
+                    *row = i64::from(neighbour.row());
+                }
+            });
         }
         Ok(())
     }

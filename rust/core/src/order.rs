@@ -49,19 +49,19 @@ impl Neighbour {
         self.rank > other.rank
     }
 
-    /// The rank as an integer of the same order.
-    #[inline(always)]
-    pub(crate) fn bits(&self) -> u64 {
-        let bits = self.rank.to_bits();
-        bits ^ if bits >> 63 == 1 { u64::MAX } else { 1 << 63 }
-    }
-
     /// The rank as a 32-bit integer of the same order, if it is a float32 number.
     #[inline(always)]
     pub(crate) fn narrow_bits(&self) -> Option<u32> {
         let narrow = self.rank as f32;
         let bits = narrow.to_bits();
         (f64::from(narrow) == self.rank).then_some(bits ^ if bits >> 31 == 1 { u32::MAX } else { 1 << 31 })
+    }
+
+    /// What [`Neighbour::narrow_bits`] and the row came from.
+    #[inline(always)]
+    pub(crate) fn from_narrow(bits: u32, row: u32) -> Self {
+        let narrow = f32::from_bits(bits ^ if bits >> 31 == 1 { 1 << 31 } else { u32::MAX });
+        Self { rank: f64::from(narrow), row }
     }
 }
 

@@ -92,14 +92,12 @@ impl Nearest {
         self.kept.len().min(self.k)
     }
 
-    /// The first k, nearest first.
-    pub(crate) fn into_sorted(mut self) -> Vec<Neighbour> {
+    /// Hand over the first k, nearest first.
+    pub(crate) fn sorted(mut self, emit: impl FnMut(Neighbour)) {
         if self.kept.len() > self.k + self.k / 2 {
             self.cut();
         }
-        super::sort::sort(&mut self.kept);
-        self.kept.truncate(self.k);
-        self.kept
+        super::sort::sorted(self.kept, self.k, emit);
     }
 }
 
@@ -116,7 +114,8 @@ mod tests {
                 nearest.push(Neighbour::new::<f32>(Metric::SqEuclidean, value, row));
             }
             assert_eq!(nearest.len(), 3);
-            let rows: Vec<u32> = nearest.into_sorted().into_iter().map(Neighbour::row).collect();
+            let mut rows = Vec::new();
+            nearest.sorted(|neighbour| rows.push(neighbour.row()));
             assert_eq!(rows, [4, 5, 7]);
         }
     }
@@ -136,7 +135,8 @@ mod tests {
                 }
             }
             all.sort();
-            let found = nearest.into_sorted();
+            let mut found = Vec::new();
+            nearest.sorted(|neighbour| found.push(neighbour));
             assert_eq!(found.len(), k);
             assert!(found.iter().zip(&all).all(|(x, y)| x.row() == y.row()));
         }

@@ -1,61 +1,65 @@
-//! Sorting neighbours: by counting where there are many, by comparing where there are few.
+//! Sorting neighbours: by comparing where there are few, by counting where there are many.
+//!
+//! Nearly always the ranks are float32 numbers. Then a neighbour is one 64-bit integer, rank above row, and sorts as such.
 
 use crate::order::Neighbour;
 
 /// Below this many a comparison sort is faster.
-const FEW: usize = 256;
+const FEW: usize = 4096;
 
 /// Bits of one pass, and values of one digit.
 const BITS: u32 = 11;
 const DIGITS: usize = 1 << BITS;
 
-/// Sort by the total order.
-pub(crate) fn sort(neighbours: &mut Vec<Neighbour>) {
-    if neighbours.len() < FEW {
+/// Hand over the first `k` neighbours in the total order.
+pub(crate) fn sorted(mut neighbours: Vec<Neighbour>, k: usize, emit: impl FnMut(Neighbour)) {
+    let narrow: Option<Vec<u64>> = neighbours
+        .iter()
+        .map(|neighbour| Some(u64::from(neighbour.narrow_bits()?) << u32::BITS | u64::from(neighbour.row())))
+        .collect();
+    let Some(mut keys) = narrow else {
         neighbours.sort_unstable();
+        neighbours.into_iter().take(k).for_each(emit);
         return;
-    }
-    // Ranks that are float32 numbers sort by 32 bits instead of 64.
-    if neighbours.iter().all(|neighbour| neighbour.narrow_bits().is_some()) {
-        radix(neighbours, u32::BITS, |neighbour| u64::from(neighbour.narrow_bits().unwrap_or_default()));
+    };
+    if keys.len() < FEW {
+        keys.sort_unstable();
+    } else if neighbours.is_sorted_by_key(|neighbour| neighbour.row()) {
+        // Passes are stable: what comes by row stays so among equals.
+        radix(&mut keys, u32::BITS);
     } else {
-        radix(neighbours, u64::BITS, Neighbour::bits);
+        radix(&mut keys, 0);
     }
+    drop(neighbours);
+    keys.into_iter().take(k).map(|key| Neighbour::from_narrow((key >> u32::BITS) as u32, key as u32)).for_each(emit);
 }
 
-/// Sort by `bits` bits of `key`, and by row among equals: least significant digit first, each pass stable.
-fn radix(neighbours: &mut Vec<Neighbour>, bits: u32, key: impl Fn(&Neighbour) -> u64) {
-    let by_row = neighbours.is_sorted_by_key(|neighbour| neighbour.row());
-    let rows = if by_row { 0 } else { u32::BITS };
-    let digit = |neighbour: &Neighbour, pass: u32| -> usize {
-        let shift = pass * BITS;
-        let value = if shift < rows.next_multiple_of(BITS) {
-            u64::from(neighbour.row()) >> shift
-        } else {
-            key(neighbour) >> (shift - rows.next_multiple_of(BITS))
-        };
-        value as usize % DIGITS
-    };
-    let passes = rows.div_ceil(BITS) + bits.div_ceil(BITS);
-    let mut other = neighbours.clone();
-    for pass in 0..passes {
-        let mut ends = [0u32; DIGITS];
-        for neighbour in neighbours.iter() {
-            ends[digit(neighbour, pass)] += 1;
+/// Sort by the bits from `low` up, least significant digit first.
+fn radix(keys: &mut Vec<u64>, low: u32) {
+    const PASSES: usize = u64::BITS.div_ceil(BITS) as usize;
+    let digit = |key: u64, pass: usize| (key >> (low + pass as u32 * BITS)) as usize % DIGITS;
+    let passes = (u64::BITS - low).div_ceil(BITS) as usize;
+    let mut ends = [[0u32; DIGITS]; PASSES];
+    for &key in keys.iter() {
+        for (pass, ends) in ends.iter_mut().enumerate().take(passes) {
+            ends[digit(key, pass)] += 1;
         }
-        if ends.iter().any(|&count| count as usize == neighbours.len()) {
+    }
+    let mut other = vec![0u64; keys.len()];
+    for (pass, ends) in ends.iter_mut().enumerate().take(passes) {
+        if ends.iter().any(|&count| count as usize == keys.len()) {
             continue;
         }
         let mut start = 0;
-        for end in &mut ends {
+        for end in ends.iter_mut() {
             start += std::mem::replace(end, start);
         }
-        for &neighbour in neighbours.iter() {
-            let at = &mut ends[digit(&neighbour, pass)];
-            other[*at as usize] = neighbour;
+        for &key in keys.iter() {
+            let at = &mut ends[digit(key, pass)];
+            other[*at as usize] = key;
             *at += 1;
         }
-        std::mem::swap(neighbours, &mut other);
+        std::mem::swap(keys, &mut other);
     }
 }
 
@@ -66,19 +70,22 @@ mod tests {
 
     #[test]
     fn counting_agrees_with_comparing() {
-        for spread in [3u32, 1000, u32::MAX] {
-            for scale in [1e-60, 1.0, 1e30, 1e200] {
-                for (metric, reversed) in [(Metric::SqEuclidean, false), (Metric::InnerProduct, true)] {
-                    let mut neighbours: Vec<Neighbour> = (0..3000u32)
-                        .map(|row| {
-                            let value = f64::from(row.wrapping_mul(2_654_435_761) % spread) * scale - 5.0 * scale;
-                            Neighbour::new::<f32>(metric, value, if reversed { 3000 - row } else { row })
-                        })
-                        .collect();
-                    let mut wanted = neighbours.clone();
-                    wanted.sort();
-                    sort(&mut neighbours);
-                    assert!(neighbours.iter().eq(&wanted));
+        for count in [3000u32, 9000] {
+            for spread in [3u32, 1000, u32::MAX] {
+                for scale in [1e-60, 1.0, 1e30, 1e200] {
+                    for (metric, reversed) in [(Metric::SqEuclidean, false), (Metric::InnerProduct, true)] {
+                        let neighbours: Vec<Neighbour> = (0..count)
+                            .map(|row| {
+                                let value = f64::from(row.wrapping_mul(2_654_435_761) % spread) * scale - 5.0 * scale;
+                                Neighbour::new::<f32>(metric, value, if reversed { count - row } else { row })
+                            })
+                            .collect();
+                        let mut wanted = neighbours.clone();
+                        wanted.sort();
+                        let mut found = Vec::new();
+                        sorted(neighbours, 2500, |neighbour| found.push(neighbour));
+                        assert!(found.iter().eq(&wanted[..2500]));
+                    }
                 }
             }
         }
