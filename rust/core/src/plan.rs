@@ -67,6 +67,11 @@ const INT8_CYCLES: (f64, f64) = (0.3, 0.007);
 const FLOAT32_CYCLES: (f64, f64) = (0.3, 0.033);
 const VALUE_CYCLES: (f64, f64) = (40.0, 0.25);
 
+/// Rows of a block of a self-search by symmetric tiles at most, queries from which on it pays, and the largest k.
+const SYMMETRIC_BLOCK: usize = 768;
+const SYMMETRIC_ROWS: usize = 1536;
+const SYMMETRIC_K: usize = 128;
+
 /// Below this many multiply-adds a search is done before a hand-over to other threads would be.
 const INLINE_WORK: u64 = 1 << 21;
 
@@ -205,6 +210,24 @@ impl Plan {
     pub(crate) fn split(&self, items: usize, split: usize) -> Range<usize> {
         items * split / self.splits..items * (split + 1) / self.splits
     }
+}
+
+/// Rows of a block of a self-search by symmetric tiles, or `None` where the ordinary way is better. A candidate takes
+/// `bytes` beside the neighbours it holds.
+pub(crate) fn symmetric_block(problem: &Problem, bytes: usize) -> Option<usize> {
+    let memory = Nearest::bytes(problem.k, problem.references).saturating_add(bytes).saturating_mul(problem.queries);
+    let affordable = CANDIDATE_BYTES.max(problem.references.saturating_mul(problem.dim));
+    let pays = problem.queries >= SYMMETRIC_ROWS
+        && problem.queries.saturating_mul(2) >= problem.references
+        && problem.k <= SYMMETRIC_K
+        && memory <= affordable;
+    let blocks = problem.threads.saturating_mul(4).max(8);
+    pays.then(|| problem.queries.div_ceil(blocks).clamp(96, SYMMETRIC_BLOCK).next_multiple_of(96))
+}
+
+/// Blocks that a task holds one block against: packing that one is repeated by every task.
+pub(crate) fn symmetric_span(blocks: usize, threads: usize) -> usize {
+    (blocks * blocks / 2 / threads.saturating_mul(TASKS_PER_THREAD)).clamp(1, 16)
 }
 
 /// Whether a search of this size should stay on the calling thread.
