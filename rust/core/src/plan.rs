@@ -6,6 +6,7 @@
 //!          a level that multiplies bytes               ──> Int8: packed codes, certified bound
 //!          else                                        ──> Float32: packed panels, certified bound
 //!          Int8 and Float32 are tried on some queries first: where too many rows survive, the next one down is used
+//!          queries that are rows of the reference, small k  ──> symmetric tiles, where the kernel has them
 //! axis?    enough chunks of queries for the threads    ──> queries only
 //!          else                                        ──> queries x splits of the references, merged at the end
 //! ```
@@ -67,10 +68,18 @@ const INT8_CYCLES: (f64, f64) = (0.3, 0.007);
 const FLOAT32_CYCLES: (f64, f64) = (0.3, 0.033);
 const VALUE_CYCLES: (f64, f64) = (40.0, 0.25);
 
-/// Rows of a block of a self-search by symmetric tiles at most, queries from which on it pays, and the largest k.
-const SYMMETRIC_BLOCK: usize = 768;
-const SYMMETRIC_ROWS: usize = 1536;
-const SYMMETRIC_K: usize = 128;
+/// Rows of a block of a self-search by symmetric tiles at most, and bytes of these rows in float64.
+const SYMMETRIC_BLOCK: usize = 1344;
+const SYMMETRIC_BYTES: usize = 8 << 20;
+
+/// Queries from which on symmetric tiles pay.
+const SYMMETRIC_ROWS: usize = 4096;
+
+/// They also pay up to one neighbour for each so many columns: from [`SAMPLED_K`] on the ordinary way knows better thresholds,
+/// and only long rows make up for it. One thread, int8, the ordinary way's time over that of tiles: 30,000 x 384 at k 1 / 10 /
+/// 20 / 50: 1.5 / 1.35 / 1.05 / 0.95; 20,000 x 128 at k 1 / 10 / 20: 1.4 / 1.14 / 0.95; 20,000 x 64 at k 1 / 4 / 7 / 10: 1.5 /
+/// 1.2 / 1.15 / 0.98; 6,000 x 384 at k 1 / 10 / 20: 1.1 / 1.2 / 0.93.
+const SYMMETRIC_COLUMNS: usize = 24;
 
 /// Below this many multiply-adds a search is done before a hand-over to other threads would be.
 const INLINE_WORK: u64 = 1 << 21;
@@ -216,13 +225,16 @@ impl Plan {
 /// `bytes` beside the neighbours it holds.
 pub(crate) fn symmetric_block(problem: &Problem, bytes: usize) -> Option<usize> {
     let memory = Nearest::bytes(problem.k, problem.references).saturating_add(bytes).saturating_mul(problem.queries);
-    let affordable = CANDIDATE_BYTES.max(problem.references.saturating_mul(problem.dim));
+    // All candidates are kept at once; half of what the rows take in float32 is in proportion.
+    let affordable = CANDIDATE_BYTES.max(problem.references.saturating_mul(problem.dim).saturating_mul(2));
     let pays = problem.queries >= SYMMETRIC_ROWS
         && problem.queries.saturating_mul(2) >= problem.references
-        && problem.k <= SYMMETRIC_K
+        && problem.k <= (problem.dim / SYMMETRIC_COLUMNS).max(SAMPLED_K - 1)
         && memory <= affordable;
     let blocks = problem.threads.saturating_mul(4).max(8);
-    pays.then(|| problem.queries.div_ceil(blocks).clamp(96, SYMMETRIC_BLOCK).next_multiple_of(96))
+    let most = (SYMMETRIC_BYTES / (size_of::<f64>() * problem.dim)).clamp(96, SYMMETRIC_BLOCK);
+    // A multiple of the heights of all panels.
+    pays.then(|| problem.queries.div_ceil(blocks).min(most).next_multiple_of(96))
 }
 
 /// Blocks that a task holds one block against: packing that one is repeated by every task.
@@ -319,6 +331,19 @@ mod tests {
         assert_eq!(sample_rank(100, 65536), Some(23));
         assert_eq!(sample_rank(10, 65536), None);
         assert_eq!(sample_rank(100, 700), None);
+    }
+
+    #[test]
+    fn tiles_serve_both_sides_where_it_pays() {
+        let block = |problem: &Problem| symmetric_block(problem, 150);
+        assert_eq!(block(&problem(30_000, 30_000, 384, 10, 2)), Some(1344));
+        assert_eq!(block(&problem(60_000, 60_000, 512, 10, 2)), Some(1344), "candidates of 34 MB, codes of 31 MB");
+        assert_eq!(block(&problem(8000, 16_000, 128, 5, 2)), Some(1056), "eight blocks: 1,000 rows and up");
+        assert_eq!(block(&problem(30_000, 30_000, 2048, 10, 2)), Some(576), "512 rows are 8 MiB");
+        assert_eq!(block(&problem(8000, 16_001, 128, 5, 2)), None, "most rows are no queries");
+        assert_eq!(block(&problem(30_000, 30_000, 128, 10, 2)), None, "a sample does more for this k");
+        assert_eq!(block(&problem(4000, 4000, 384, 1, 2)), None, "too few rows");
+        assert_eq!(block(&problem(400_000, 400_000, 8, 7, 2)), None, "candidates of 200 MB for rows of 13 MB");
     }
 
     #[test]

@@ -6,12 +6,12 @@
 //!     Kernel::SCAN_BOTH ──Hits: i might be near j, or j near i──> one float64 value ──> Candidates of i and of j
 //! ```
 //!
-//! Half of the products are never formed, and a pair that matters to both sides is scored once: its value is the same bits
-//! either way. A block's candidates are locked only while found pairs are entered, never while anything is computed. The order in which pairs arrive
-//! decides how much is pruned, not what is found: the order of neighbours is total.
+//! Nearly half of the products are never formed, and a pair that matters to both sides is scored once: its value is the same
+//! bits either way. A block's candidates are locked only while found pairs are entered, never while pairs are scored. The
+//! order in which pairs arrive decides how much is pruned, not what is found: the order of neighbours is total.
 //!
-//! This needs queries and references that are centred alike, so the inner product is left to the ordinary way, as are the
-//! cases in which all candidates at once would take too much memory; `plan.rs` has the rule.
+//! This needs queries and references that are centred alike, so the inner product is left to the ordinary way. So is what
+//! `plan.rs` says does not pay: every candidate lives until the end here, and no sample raises the floors of a large k.
 
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -130,7 +130,6 @@ impl<'a, E: Element, K: Kernel> SelfSearch<'a, E, K> {
             .collect();
         tasks.into_par_iter().with_max_len(1).try_for_each(|(i, others)| self.pairs(first, i, others, &blocks))?;
 
-        let mut at = 0;
         let mut parts = Vec::new();
         let (mut values, mut rows) = (out.values, out.rows);
         for block in blocks {
@@ -138,10 +137,8 @@ impl<'a, E: Element, K: Kernel> SelfSearch<'a, E, K> {
             let (head, tail) = std::mem::take(&mut values).split_at_mut(candidates.len() * self.job.problem.k);
             let (row_head, row_tail) = std::mem::take(&mut rows).split_at_mut(head.len());
             (values, rows) = (tail, row_tail);
-            at += candidates.len();
             parts.push((candidates, head, row_head));
         }
-        debug_assert_eq!(at, self.queries.len());
         parts.into_par_iter().with_max_len(1).try_for_each(|(candidates, values, rows)| {
             self.job.write(candidates.into_iter().map(|candidates| candidates.nearest).collect(), values, rows)
         })
@@ -279,7 +276,8 @@ impl<'a, E: Element, K: Kernel> SelfSearch<'a, E, K> {
         found: &mut Vec<(u32, u32, f64)>,
     ) {
         self.enter(mine, found.iter().map(|&(i, row, value)| (i as usize, value, row)));
-        let turned = |&(i, row, value): &(u32, u32, f64)| (row as usize - rows.start, value, side.rows.start as u32 + i);
+        let turned =
+            |&(i, row, value): &(u32, u32, f64)| (row as usize - rows.start, value, side.rows.start as u32 + i);
         self.enter(theirs, found.iter().map(turned));
         found.clear();
     }
@@ -301,7 +299,8 @@ impl<'a, E: Element, K: Kernel> SelfSearch<'a, E, K> {
         let mut scored = 0;
         for m in 0..K::MR {
             if m + 1 < lanes {
-                for &row in buffers.hits.rows(m + 1).iter().take(ROWS).filter(|&&row| others.contains(&(row as usize))) {
+                for &row in buffers.hits.rows(m + 1).iter().take(ROWS).filter(|&&row| others.contains(&(row as usize)))
+                {
                     prefetch(self.job.reference.row(row as usize));
                 }
             }
@@ -316,10 +315,129 @@ impl<'a, E: Element, K: Kernel> SelfSearch<'a, E, K> {
             scratch.rows.extend(rows.iter().filter(|&&row| counts(row as usize)));
             self.job.score(&side.prepared[i], scratch);
             scored += scratch.rows.len();
-            buffers
-                .found
-                .extend(scratch.rows.iter().zip(&scratch.values).map(|(&row, &value)| (i as u32, row, value)));
+            buffers.found.extend(scratch.rows.iter().zip(&scratch.values).map(|(&row, &value)| (i as u32, row, value)));
         }
         self.job.monitor.tally(scored as u64, 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZero;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::Argument;
+    use crate::arch::{self, WithKernel};
+    use crate::cancel::Monitor;
+    use crate::level::{Level, Simd};
+    use crate::matrix::MatrixRef;
+    use crate::plan::Options;
+    use crate::pool::PoolHandle;
+
+    /// A self-search in blocks of 32 rows, which no plan would make.
+    struct Tiles<'a, E: Element> {
+        job: &'a Job<'a, E>,
+        queries: Range<usize>,
+    }
+
+    impl<E: Element> WithKernel for Tiles<'_, E> {
+        type Output = Option<(Vec<E::Output>, Vec<i64>)>;
+
+        fn run<K: Kernel>(self, kernel: K) -> Self::Output {
+            let Self { job, queries } = self;
+            let scan_both = K::SCAN_BOTH?;
+            let frame = Frame::choose(job.options.simd, job.metric(), job.reference);
+            let packed = PackedReference::<K>::pack(job.options.simd, &frame, job.reference, 1, job.monitor);
+            let packed = packed.expect("finite");
+            let len = queries.len() * job.problem.k;
+            let (mut values, mut rows) = (vec![E::Output::default(); len], vec![0; len]);
+            let tiles = SelfSearch { job, kernel, scan_both, frame: &frame, packed: &packed, queries, block: 32 };
+            tiles.run(Out { values: &mut values, rows: &mut rows }).expect("finite");
+            assert_eq!(job.monitor.fraction(), 1.0, "progress ends where the work does");
+            Some((values, rows))
+        }
+    }
+
+    fn search<E: Element>(data: &[E], dim: usize, queries: Range<usize>, k: usize, metric: Metric) {
+        let reference = MatrixRef::new(data, data.len() / dim, dim, Argument::Reference).expect("good");
+        let query = MatrixRef::new(&data[..queries.end * dim], queries.end, dim, Argument::Query).expect("good");
+        let all: Vec<u32> = (0..reference.rows() as u32).collect();
+        for simd in Level::available().into_iter().filter_map(Simd::new) {
+            let threads = NonZero::new(1 + k % 3).expect("positive");
+            let options = Options { k, metric, exclude_self: true, simd, threads };
+            let problem = Problem {
+                queries: queries.end,
+                references: reference.rows(),
+                dim,
+                k,
+                threads: threads.get(),
+                double: E::DOUBLE,
+            };
+            let monitor = Monitor::new();
+            monitor.begin(queries.len() as u64 * reference.rows() as u64);
+            let job = Job { query, reference, options: &options, problem, monitor: &monitor };
+            let pool = PoolHandle::get(threads).expect("a pool");
+            let tiles = Tiles { job: &job, queries: queries.clone() };
+            let Some((values, rows)) = pool.pool().install(|| arch::with_int8(simd, tiles)) else { continue };
+            let mut scratch = Scratch::new();
+            for (at, i) in queries.clone().enumerate() {
+                scratch.rows.clear();
+                scratch.rows.extend(all.iter().filter(|&&row| row as usize != i));
+                job.score(&Prepared::new(metric, query.row(i)), &mut scratch);
+                let mut wanted: Vec<Neighbour> = (scratch.rows.iter().zip(&scratch.values))
+                    .map(|(&row, &value)| Neighbour::new::<E::Output>(metric, value, row))
+                    .collect();
+                wanted.sort_unstable();
+                for (n, wanted) in wanted.iter().take(k).enumerate() {
+                    let place = at * k + n;
+                    assert_eq!(rows[place], i64::from(wanted.row()), "{metric:?}: query {i}, neighbour {n}");
+                    let value: E::Output = wanted.value(metric);
+                    assert_eq!(format!("{:?}", values[place]), format!("{value:?}"));
+                }
+            }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+
+        /// Rows of every size, ties, queries that begin and end anywhere in the reference.
+        #[test]
+        fn tiles_find_what_sorting_finds(
+            count in 20usize..300,
+            dim in 1usize..40,
+            begin in 0.0f64..1.0,
+            end in 0.0f64..1.0,
+            k in 1usize..20,
+            metric in 0..Metric::ALL.len(),
+            spread in prop_oneof![Just(2u32), Just(1000)],
+            giants in prop_oneof![Just(0usize), Just(97), Just(5)],
+            exponent in prop_oneof![Just(0i32), Just(-60), Just(60), -30..30],
+            offset in prop_oneof![Just(0.0f32), Just(100.0)],
+            double: bool,
+            seed: u32,
+        ) {
+            let metric = Metric::ALL[metric];
+            prop_assume!(metric != Metric::InnerProduct);
+            let mut state = seed;
+            let data: Vec<f32> = (0..count * dim)
+                .map(|at| {
+                    state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                    let x = offset + ((state >> 16) % spread) as f32 / spread as f32 - 0.3;
+                    let giant = giants > 0 && (at / dim).is_multiple_of(giants);
+                    x * if giant { 1e12 } else { 1.0 } * 2f32.powi(exponent)
+                })
+                .collect();
+            let end = 1 + (end * (count - 1) as f64) as usize;
+            let queries = (begin * end as f64) as usize..end;
+            if double {
+                let data: Vec<f64> = data.iter().map(|&x| f64::from(x) * (1.0 + 1e-10)).collect();
+                search(&data, dim, queries, k, metric);
+            } else {
+                search(&data, dim, queries, k, metric);
+            }
+        }
     }
 }

@@ -48,7 +48,12 @@ impl Kernel for Avx512VnniI8 {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn scan<const BOTH: bool>(query: &QueryPanel<'_, u32>, run: &PanelRun<'_, u32>, columns: &Columns<'_>, hits: &mut Hits) {
+fn scan<const BOTH: bool>(
+    query: &QueryPanel<'_, u32>,
+    run: &PanelRun<'_, u32>,
+    columns: &Columns<'_>,
+    hits: &mut Hits,
+) {
     let steps = query.codes.len() / MR;
     let (mut bars, mut lacks) = ([0.0; MAX_MR], [0.0; MAX_MR]);
     for p in run.start..run.end {
