@@ -191,7 +191,7 @@ fn run_self(data: &[f32], own: bool, queries: usize, dim: usize, options: Option
 fn self_search_by_tiles() {
     for (i, (kind, dim, queries, references, metric, ks)) in [
         (Rows::Normal, 33, 4500, 4500, Metric::SqEuclidean, &[1, 7, 50][..]),
-        (Rows::Normal, 260, 4200, 4300, Metric::Euclidean, &[10]),
+        (Rows::Normal, 130, 4200, 4300, Metric::Euclidean, &[5]),
         (Rows::Grid, 12, 4300, 5003, Metric::NormalizedSqEuclidean, &[3]),
         (Rows::Unit, 20, 4400, 4400, Metric::Cosine, &[6]),
         (Rows::Sparse, 24, 4300, 6000, Metric::CosineSimilarity, &[2]),

@@ -72,13 +72,13 @@ const VALUE_CYCLES: (f64, f64) = (40.0, 0.25);
 const SYMMETRIC_BLOCK: usize = 1344;
 const SYMMETRIC_BYTES: usize = 8 << 20;
 
-/// Queries from which on symmetric tiles pay.
+/// Queries from which on symmetric tiles pay; twice as many where the ordinary way would take its thresholds from a sample.
 const SYMMETRIC_ROWS: usize = 4096;
 
-/// They also pay up to one neighbour for each so many columns: from [`SAMPLED_K`] on the ordinary way knows better thresholds,
-/// and only long rows make up for it. One thread, int8, the ordinary way's time over that of tiles: 30,000 x 384 at k 1 / 10 /
-/// 20 / 50: 1.5 / 1.35 / 1.05 / 0.95; 20,000 x 128 at k 1 / 10 / 20: 1.4 / 1.14 / 0.95; 20,000 x 64 at k 1 / 4 / 7 / 10: 1.5 /
-/// 1.2 / 1.15 / 0.98; 6,000 x 384 at k 1 / 10 / 20: 1.1 / 1.2 / 0.93.
+/// There they pay for long rows only, up to one neighbour for so many columns. CPU time of the ordinary way over that of
+/// tiles, one thread, int8, squared Euclidean: 30,000 x 384 at k 1 / 10 / 20 / 50: 1.5 / 1.3 / 1.05 / 0.95; 10,000 x 384 at
+/// k 1 / 10 / 20: 1.3 / 1.15 / 0.99; 5,000 x 384 at k 1 / 10: 1.1 / 0.99; 20,000 x 128 at k 1 / 5 / 10 / 20: 1.4 / 1.3 / 1.1 /
+/// 0.95; 20,000 x 64 at k 1 / 7 / 10: 1.5 / 1.15 / 0.98. Cosine, whose values cost more: 30,000 x 384 at k 1 / 10: 1.3 / 1.15.
 const SYMMETRIC_COLUMNS: usize = 24;
 
 /// Below this many multiply-adds a search is done before a hand-over to other threads would be.
@@ -227,7 +227,8 @@ pub(crate) fn symmetric_block(problem: &Problem, bytes: usize) -> Option<usize> 
     let memory = Nearest::bytes(problem.k, problem.references).saturating_add(bytes).saturating_mul(problem.queries);
     // All candidates are kept at once; half of what the rows take in float32 is in proportion.
     let affordable = CANDIDATE_BYTES.max(problem.references.saturating_mul(problem.dim).saturating_mul(2));
-    let pays = problem.queries >= SYMMETRIC_ROWS
+    let least = if problem.k < SAMPLED_K { SYMMETRIC_ROWS } else { 2 * SYMMETRIC_ROWS };
+    let pays = problem.queries >= least
         && problem.queries.saturating_mul(2) >= problem.references
         && problem.k <= (problem.dim / SYMMETRIC_COLUMNS).max(SAMPLED_K - 1)
         && memory <= affordable;
@@ -342,6 +343,7 @@ mod tests {
         assert_eq!(block(&problem(30_000, 30_000, 2048, 10, 2)), Some(576), "512 rows are 8 MiB");
         assert_eq!(block(&problem(8000, 16_001, 128, 5, 2)), None, "most rows are no queries");
         assert_eq!(block(&problem(30_000, 30_000, 128, 10, 2)), None, "a sample does more for this k");
+        assert_eq!(block(&problem(8000, 8000, 384, 10, 2)), None, "and here too");
         assert_eq!(block(&problem(4000, 4000, 384, 1, 2)), None, "too few rows");
         assert_eq!(block(&problem(400_000, 400_000, 8, 7, 2)), None, "candidates of 200 MB for rows of 13 MB");
     }
