@@ -36,7 +36,7 @@ struct AllKeys<'a, E> {
 impl<E: Element> WithKernel for AllKeys<'_, E> {
     type Output = Keys;
 
-    fn run<K: Kernel>(self, kernel: K) -> Keys {
+    fn run<K: Kernel + 'static>(self, kernel: K) -> Keys {
         let Self { simd, frame, query, refs } = self;
         let packed = PackedReference::<K>::pack(simd, frame, refs, 1, &Monitor::new()).expect("finite");
         let rows: Vec<u32> = (0..query.rows() as u32).collect();

@@ -266,7 +266,7 @@ impl<E: Element> WithKernel for Filtered<'_, E> {
     /// Where the searched queries end, and how to go on.
     type Output = Result<(usize, Filter)>;
 
-    fn run<K: Kernel>(self, kernel: K) -> Self::Output {
+    fn run<K: Kernel + 'static>(self, kernel: K) -> Self::Output {
         let Self { job, filter, queries, out } = self;
         let frame = Frame::choose(job.options.simd, job.options.metric, job.reference);
         let packed =

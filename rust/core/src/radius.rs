@@ -400,7 +400,7 @@ struct Filtered<'a, E: Element> {
 impl<E: Element> WithKernel for Filtered<'_, E> {
     type Output = Result<Vec<Part<E::Output>>>;
 
-    fn run<K: Kernel>(self, kernel: K) -> Self::Output {
+    fn run<K: Kernel + 'static>(self, kernel: K) -> Self::Output {
         let job = self.job;
         let frame = Frame::choose(job.options.simd, job.options.metric, job.reference);
         let packed =

@@ -10,7 +10,7 @@ use crate::level::{Level, Simd};
 /// Work that is generic over the kernel it is done with.
 pub(crate) trait WithKernel {
     type Output;
-    fn run<K: Kernel>(self, kernel: K) -> Self::Output;
+    fn run<K: Kernel + 'static>(self, kernel: K) -> Self::Output;
 }
 
 /// Do `work` with the float32 kernel of a level.
