@@ -42,7 +42,7 @@ __all__ = [
 # Without a handler of its own a library's warnings would reach stderr through logging's last resort.
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
-_METRICS = ("sqeuclidean", "euclidean", "cosine", "inner_product")
+_METRICS = ("sqeuclidean", "euclidean", "cosine", "inner_product", "cityblock", "chebyshev", "minkowski")
 
 
 def knn(
@@ -51,6 +51,7 @@ def knn(
     k: int = 10,
     *,
     metric: str = "sqeuclidean",
+    p: float | None = None,
     exclude_self: bool | None = None,
     num_threads: int | None = None,
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
@@ -64,8 +65,11 @@ def knn(
             anything with ``__array__`` or DLPack, or nested lists. Two different types are promoted.
         reference: ``(m, d)``, the same kinds. ``None``: the query rows are searched among themselves.
         k: number of neighbours, ``0 <= k <= m`` (``m - 1`` when a row excludes itself).
-        metric: ``"sqeuclidean"``, ``"euclidean"``, ``"cosine"`` (1 - cosine similarity, 0 to 2), each smallest
-            first, or ``"inner_product"``, largest first.
+        metric: ``"sqeuclidean"``, ``"euclidean"``, ``"cosine"`` (1 - cosine similarity, 0 to 2), ``"cityblock"``
+            (sum of absolute differences), ``"chebyshev"`` (the largest one) or ``"minkowski"``
+            (``(sum |q - r|^p)^(1/p)``), each smallest first, or ``"inner_product"``, largest first.
+        p: exponent of ``"minkowski"``, above 0; 1 is ``"cityblock"``, 2 ``"euclidean"``, infinity ``"chebyshev"``.
+            ``None``: 2. No other metric takes one.
         exclude_self: whether query ``i`` is reference row ``i`` and must not be returned for itself. With a
             reference, ``True`` says that the queries are its first ``n`` rows. ``None``: ``True`` without a
             reference, ``False`` with one.
@@ -76,8 +80,8 @@ def knn(
         float32; indices are int64 row numbers of the reference.
 
     Raises:
-        TypeError: a type that is not taken, or a ``k`` that is not an integer.
-        ValueError: wrong shape, dimension, ``k``, metric or device, or a NaN or infinity in a row.
+        TypeError: a type that is not taken, a ``k`` that is not an integer, or a ``p`` that is not a number.
+        ValueError: wrong shape, dimension, ``k``, metric, ``p`` or device, or a NaN or infinity in a row.
 
     Examples:
         >>> distances, indices = knn([[0.0, 0.0]], [[0.0, 2.0], [1.0, 0.0]], k=2)
@@ -86,6 +90,10 @@ def knn(
     """
     if metric not in _METRICS:
         raise ValueError(f"metric must be one of {', '.join(_METRICS)}, got {metric!r}")
+    if p is not None:
+        p = _arrays.as_exponent(p, "p")
+        if metric != "minkowski":
+            raise ValueError(f"p is for metric='minkowski' only, got p={p:g} with metric={metric!r}")
     count = _arrays.as_count(k, "k", minimum=0)
     if num_threads is not None:
         num_threads = _arrays.as_count(num_threads, "num_threads", minimum=1)
@@ -102,4 +110,5 @@ def knn(
         exclude_self=bool(exclude_self),
         bfloat16=pair.bfloat16,
         num_threads=num_threads,
+        p=p,
     )

@@ -38,6 +38,20 @@ pub(crate) fn f32_dot_error(dim: usize) -> f64 {
     (steps / (1.0 - steps) + 4.0 * U32) * (1.0 + 1.0 / (1u64 << 18) as f64)
 }
 
+/// Relative error of a float32 key in Lp geometry against the distance of the two rounded rows.
+pub(crate) fn lp_relative_error(metric: Metric, dim: usize) -> f64 {
+    match metric {
+        // One subtraction.
+        Metric::Chebyshev => 4.0 * U32,
+        _ => f32_dot_error(dim),
+    }
+}
+
+/// What powers and a root add to [`relative_error`]: `(1 + |ln sum|) / p` units, with `|ln sum|` below 700.
+fn power_error(metric: Metric) -> f64 {
+    if matches!(metric, Metric::Minkowski(_)) { 1024.0 * f64::EPSILON } else { 0.0 }
+}
+
 /// Round up to float32, with room for the operations on it.
 pub(crate) fn up(x: f64) -> f32 {
     let inflated = x * INFLATE;
@@ -64,6 +78,8 @@ pub(crate) struct Floor {
     width: f64,
     /// Absolute slack in key units for the error of `shift`.
     slack: f64,
+    /// Relative error of a key (Lp geometry, where it is a share of the key itself).
+    relative: f64,
 }
 
 impl Floor {
@@ -71,13 +87,17 @@ impl Floor {
     /// - `shift_error`: the sum of the magnitudes of the terms of `shift`
     /// - `roundoff`: unit roundoff of the output type
     pub(crate) fn new(metric: Metric, dim: usize, shift: f64, shift_error: f64, scale2: f64, roundoff: f64) -> Self {
-        let noise = relative_error(dim);
+        let noise = relative_error(dim) + power_error(metric);
         Self {
             metric,
             shift,
             scale2,
             width: 8.0 * roundoff + 8.0 * noise,
-            slack: 4.0 * noise * shift_error + UNDERFLOW,
+            slack: match metric.geometry() {
+                Geometry::Lp => UNDERFLOW, // its keys have no shift
+                Geometry::Euclidean | Geometry::Dot => 4.0 * noise * shift_error + UNDERFLOW,
+            },
+            relative: lp_relative_error(metric, dim),
         }
     }
 
@@ -90,6 +110,8 @@ impl Floor {
         let floor = match self.metric.geometry() {
             Geometry::Euclidean => self.below_squared((self.shift + self.slack - 2.0 * lower).max(0.0)),
             Geometry::Dot => self.below_similarity(lower, lower + self.shift),
+            // A relative error e of the key: the distance is at most 1/(1-e) times it, and e is below 1/2.
+            Geometry::Lp => self.below_distance((-lower).max(0.0) * (1.0 + 2.0 * self.relative)),
         };
         finite_or_lowest(floor)
     }
@@ -107,6 +129,7 @@ impl Floor {
                 let scaled = similarity * self.scale2;
                 self.below_similarity(scaled - self.shift, scaled)
             }
+            Geometry::Lp => self.below_distance(value * self.scale2.sqrt()),
         };
         finite_or_lowest(floor)
     }
@@ -114,6 +137,11 @@ impl Floor {
     /// `squared`: a scaled squared distance that the k rows do not exceed.
     fn below_squared(&self, squared: f64) -> f64 {
         (self.shift - self.slack - squared * (1.0 + self.width)) * 0.5 - self.slack
+    }
+
+    /// `distance`: a scaled distance that the k rows do not exceed. `scale2` is an even power of two, its root exact.
+    fn below_distance(&self, distance: f64) -> f64 {
+        -(distance * (1.0 + self.relative) * (1.0 + self.width)) - self.slack
     }
 
     /// `key`: a key that the k rows reach; `scaled`: the similarity times `sigma^2` that belongs to it.

@@ -82,6 +82,8 @@ pub(crate) struct Problem {
     pub(crate) dim: usize,
     pub(crate) k: usize,
     pub(crate) threads: usize,
+    /// Whether there is a filter for the metric.
+    pub(crate) filterable: bool,
 }
 
 impl Problem {
@@ -107,6 +109,7 @@ impl Plan {
             || problem.references <= FEW_REFERENCES
             || problem.k.saturating_mul(SHARE) > problem.references
             || problem.dim > LARGEST_DIM
+            || !problem.filterable
         {
             Filter::Direct
         } else {
@@ -165,7 +168,7 @@ mod tests {
     use super::*;
 
     fn problem(queries: usize, references: usize, dim: usize, k: usize, threads: usize) -> Problem {
-        Problem { queries, references, dim, k, threads }
+        Problem { queries, references, dim, k, threads, filterable: true }
     }
 
     #[test]

@@ -15,13 +15,14 @@
 //! overflowed or underflowed are formed again from scaled rows where the result itself is in range.
 
 use crate::level::multiversion;
+use crate::lp;
 use crate::matrix::{Element, MatrixRef, Wide};
 use crate::metric::Metric;
 
-const LANES: usize = 8;
+pub(crate) const LANES: usize = 8;
 
 #[inline(always)]
-fn reduce(lane: [f64; LANES]) -> f64 {
+pub(crate) fn reduce(lane: [f64; LANES]) -> f64 {
     ((lane[0] + lane[4]) + (lane[2] + lane[6])) + ((lane[1] + lane[5]) + (lane[3] + lane[7]))
 }
 
@@ -113,6 +114,7 @@ impl Prepared {
             if metric.normalizes() { unit_scale::<E>(wide) } else { UnitScale { pre: 1.0, inverse: 1.0, norm2: 1.0 } };
         let row = match metric {
             Metric::SqEuclidean | Metric::Euclidean | Metric::InnerProduct => wide.iter().map(|x| x.to_f64()).collect(),
+            Metric::Cityblock | Metric::Chebyshev | Metric::Minkowski(_) => wide.iter().map(|x| x.to_f64()).collect(),
             Metric::Cosine | Metric::CosineSimilarity => wide.iter().map(|x| x.to_f64() * unit.pre).collect(),
             Metric::NormalizedSqEuclidean | Metric::NormalizedEuclidean => {
                 wide.iter().map(|x| (x.to_f64() * unit.pre) * unit.inverse).collect()
@@ -134,6 +136,9 @@ fn value<E: Element>(query: &Prepared, reference: &[E::Wide]) -> f64 {
         Metric::Cosine => 1.0 - cosine::<E>(query, reference),
         Metric::CosineSimilarity => cosine::<E>(query, reference),
         Metric::InnerProduct => inner_product::<E>(q, reference),
+        Metric::Cityblock => lp::cityblock(q, reference),
+        Metric::Chebyshev => lp::chebyshev(q, reference),
+        Metric::Minkowski(power) => lp::minkowski(q, reference, power),
     }
 }
 

@@ -55,6 +55,7 @@ impl<'a, E: Element> Search<'a, E> {
             dim: self.query.dim(),
             k: self.options.k,
             threads: self.options.threads.get(),
+            filterable: self.options.metric.is_filterable(),
         }
     }
 
