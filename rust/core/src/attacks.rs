@@ -7,7 +7,8 @@ use proptest::prelude::*;
 
 use crate::Argument;
 use crate::arch;
-use crate::bound::Floor;
+use crate::arch::lp_f32::{self, LpF32};
+use crate::bound::{Floor, lp_relative_error};
 use crate::cancel::Monitor;
 use crate::kernel::{Bars, Hits, Kernel, MAX_MR, QueryPanel, RowTerms};
 use crate::level::{Level, Simd};
@@ -220,6 +221,107 @@ fn a_giant_row_is_reported_and_leaves_the_others_alone() {
         for i in 0..4 {
             assert_eq!(keys.error[i * 300 + 299], f32::INFINITY);
             assert!(keys.error[i * 300..][..256].iter().all(|error| *error < 1e-3));
+        }
+    }
+}
+
+fn lp_keys(metric: Metric, simd: Simd, frame: &Frame, query: MatrixRef<'_, f32>, refs: MatrixRef<'_, f32>) -> Keys {
+    fn at<S: lp_f32::Shape>(
+        shape: S,
+        simd: Simd,
+        frame: &Frame,
+        query: MatrixRef<'_, f32>,
+        refs: MatrixRef<'_, f32>,
+    ) -> Keys {
+        if simd.avx2().is_some() {
+            keys(LpF32::<S, { lp_f32::WIDE }> { simd, shape }, simd, frame, query, refs)
+        } else {
+            keys(LpF32::<S, { lp_f32::NARROW }> { simd, shape }, simd, frame, query, refs)
+        }
+    }
+    match metric {
+        Metric::Cityblock => at(lp_f32::Cityblock, simd, frame, query, refs),
+        Metric::Chebyshev => at(lp_f32::Chebyshev, simd, frame, query, refs),
+        Metric::Minkowski(power) => at(lp_f32::Minkowski { p: power.get() as f32 }, simd, frame, query, refs),
+        _ => unreachable!("the kernels that multiply are attacked above"),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// The same for distances that are no sums of squares: a key is off by its stated error and by a share of itself.
+    #[test]
+    fn no_distance_leaves_its_bound_and_no_floor_hides_a_neighbour(
+        dim in prop_oneof![1usize..=130, Just(513), Just(2048)],
+        kinds in prop::collection::vec(any::<u8>(), 2..60),
+        seeds in prop::collection::vec(-2.0f32..2.0, 5..90),
+        metric in prop_oneof![
+            2 => Just(Metric::Cityblock),
+            2 => Just(Metric::Chebyshev),
+            3 => prop::sample::select(vec![1.000_001, 1.25, 1.5, 2.5, 3.0, 3.7, 4.0, 17.3, 100.0, 1e4, 1e6])
+                .prop_map(|p| Metric::minkowski(p).expect("above 0")),
+        ],
+        same_kind: bool,
+    ) {
+        let data: Vec<Vec<f32>> = kinds
+            .iter()
+            .enumerate()
+            .map(|(i, &kind)| row(if same_kind { kinds[0] } else { kind }, dim, &seeds[i % (seeds.len() / 2)..]))
+            .collect();
+        let flat = data.concat();
+        let refs = MatrixRef::new(&flat, data.len(), dim, Argument::Reference).expect("good");
+        let queries = data.len().min(5);
+        let query = MatrixRef::new(&flat[..queries * dim], queries, dim, Argument::Query).expect("good");
+        for simd in Level::available().into_iter().filter_map(Simd::new) {
+            let frame = Frame::choose(simd, metric, refs);
+            let keys = lp_keys(metric, simd, &frame, query, refs);
+            let scale = frame.scale2().sqrt();
+            let all: Vec<u32> = (0..data.len() as u32).collect();
+            for i in 0..queries {
+                let mut values = Vec::new();
+                score(simd, &Prepared::new(metric, query.row(i)), refs, &all, &mut Vec::new(), &mut values);
+                let floor = Floor::new(metric, dim, 0.0, 0.0, frame.scale2(), f32::UNIT_ROUNDOFF);
+                for (j, &value) in values.iter().enumerate() {
+                    let (key, error) = (keys.key[i * data.len() + j], keys.error[i * data.len() + j]);
+                    prop_assert!(!error.is_nan() && !key.is_nan() && key <= 0.0);
+                    let exact = value * scale;
+                    let share = (1.0 + 1e-12) * lp_relative_error(metric, dim) * exact;
+                    prop_assert!(
+                        (f64::from(key) + exact).abs() <= f64::from(error) + share,
+                        "key {key:e} of a distance {exact:e} is off by more than {error:e} + {share:e}"
+                    );
+                    let rank = Neighbour::new::<f32>(metric, value, j as u32);
+                    let made = floor.below_value(rank.ranked_value(metric));
+                    let below_key = floor.below_key(f64::from(lower(key, error)));
+                    for (other, &other_value) in values.iter().enumerate() {
+                        let other_rank = Neighbour::new::<f32>(metric, other_value, other as u32);
+                        let at = i * data.len() + other;
+                        let upper = -lower(-keys.key[at], keys.error[at]);
+                        if other_rank <= rank {
+                            prop_assert!(upper >= made, "a floor from a value hides a row that ranks before it");
+                            prop_assert!(upper >= below_key, "a floor from a key hides a row that ranks before it");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The share of a key that may be wrong is small beside the spread of ordinary distances.
+#[test]
+fn the_bound_of_distances_is_tight_on_ordinary_rows() {
+    let data: Vec<f32> = (0..64 * 128).map(|i| ((i * 7919) % 1000) as f32 / 500.0 - 1.0).collect();
+    let matrix = MatrixRef::new(&data, 64, 128, Argument::Reference).expect("good");
+    let minkowski = Metric::minkowski(3.0).expect("above 0");
+    for simd in Level::available().into_iter().filter_map(Simd::new) {
+        for (metric, share) in [(Metric::Cityblock, 2e-5), (Metric::Chebyshev, 3e-6), (minkowski, 6e-5)] {
+            let frame = Frame::choose(simd, metric, matrix);
+            let keys = lp_keys(metric, simd, &frame, matrix, matrix);
+            let largest = keys.key.iter().fold(0.0f32, |m, k| m.max(-k));
+            let relative = lp_relative_error(metric, 128) as f32 * largest;
+            assert!(keys.error.iter().all(|&error| error > 0.0 && error + relative < share * largest), "{metric:?}");
         }
     }
 }

@@ -15,12 +15,13 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use crate::arch;
+use crate::arch::lp_f32::{self, LpF32, NARROW, WIDE};
 use crate::bound::Floor;
 use crate::cancel::Monitor;
 use crate::error::{Argument, Result, try_vec};
 use crate::kernel::{Bars, Hits, Kernel, MAX_MR, QueryPanel};
 use crate::matrix::{Element, MatrixRef, Output};
-use crate::metric::Metric;
+use crate::metric::{Geometry, Metric};
 use crate::order::Neighbour;
 use crate::pack::{Frame, PackedQuery, PackedReference, lower};
 use crate::plan::{self, Filter, Options, Plan, Problem};
@@ -64,6 +65,7 @@ impl<E: Element> Job<'_, E> {
         let plan = Plan::new(&self.problem);
         match plan.filter {
             Filter::Direct => self.run_direct(&plan, values, rows),
+            Filter::Float32 if self.options.metric.geometry() == Geometry::Lp => self.run_lp(&plan, values, rows),
             Filter::Float32 => {
                 #[cfg(target_arch = "x86_64")]
                 {
@@ -76,6 +78,31 @@ impl<E: Element> Job<'_, E> {
                 }
                 self.run_filtered(&plan, arch::scalar::ScalarF32, values, rows)
             }
+        }
+    }
+
+    /// The kernels for metrics that are no sums of squares.
+    fn run_lp(&self, plan: &Plan, values: &mut [E::Output], rows: &mut [i64]) -> Result<()> {
+        match self.options.metric {
+            Metric::Cityblock => self.run_shape(plan, lp_f32::Cityblock, values, rows),
+            Metric::Chebyshev => self.run_shape(plan, lp_f32::Chebyshev, values, rows),
+            Metric::Minkowski(power) => self.run_shape(plan, lp_f32::Minkowski { p: power.get() as f32 }, values, rows),
+            _ => self.run_direct(plan, values, rows),
+        }
+    }
+
+    fn run_shape<S: lp_f32::Shape>(
+        &self,
+        plan: &Plan,
+        shape: S,
+        values: &mut [E::Output],
+        rows: &mut [i64],
+    ) -> Result<()> {
+        let simd = self.options.simd;
+        if simd.avx2().is_some() {
+            self.run_filtered(plan, LpF32::<S, WIDE> { simd, shape }, values, rows)
+        } else {
+            self.run_filtered(plan, LpF32::<S, NARROW> { simd, shape }, values, rows)
         }
     }
 

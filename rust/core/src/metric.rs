@@ -29,6 +29,9 @@ pub enum Metric {
     Minkowski(Power),
 }
 
+/// Above this exponent the powers of the filter would leave the range of float32.
+const LARGEST_FILTERED_POWER: f64 = (1u64 << 20) as f64;
+
 const MINKOWSKI: &str = "minkowski";
 
 /// How a filter ranks: see `bound.rs`.
@@ -132,7 +135,11 @@ impl Metric {
 
     /// Whether a filter knows the metric; if not, every pair is formed in float64.
     pub(crate) fn is_filterable(self) -> bool {
-        self.geometry() != Geometry::Lp
+        // The bound needs the triangle inequality, which fails below 1.
+        match self {
+            Self::Minkowski(power) => (1.0..=LARGEST_FILTERED_POWER).contains(&power.get()),
+            _ => true,
+        }
     }
 
     /// Whether the value is the root of the sum of squares.

@@ -70,8 +70,7 @@ fn load_numpy(py: Python<'_>) -> PyResult<()> {
     py.import("numpy")?;
     py.detach(|| {
         std::thread::scope(|scope| {
-            let loading =
-                scope.spawn(|| Python::attach(|py| PyArray1::from_slice(py, &[0_f32]).try_readonly().is_ok()));
+            let loading = scope.spawn(|| Python::attach(|py| PyArray1::from_slice(py, &[0_f32]).try_readonly().is_ok()));
             loading.join().is_ok_and(|readable| readable)
         })
     })
