@@ -242,7 +242,12 @@ fn lp_keys(metric: Metric, simd: Simd, frame: &Frame, query: MatrixRef<'_, f32>,
     match metric {
         Metric::Cityblock => at(lp_f32::Cityblock, simd, frame, query, refs),
         Metric::Chebyshev => at(lp_f32::Chebyshev, simd, frame, query, refs),
-        Metric::Minkowski(power) => at(lp_f32::Minkowski { p: power.get() as f32 }, simd, frame, query, refs),
+        Metric::Minkowski(power) => match power.halves() {
+            Some(3) => at(lp_f32::Products::<3>, simd, frame, query, refs),
+            Some(6) => at(lp_f32::Products::<6>, simd, frame, query, refs),
+            Some(8) => at(lp_f32::Products::<8>, simd, frame, query, refs),
+            _ => at(lp_f32::Minkowski { p: power.get() as f32 }, simd, frame, query, refs),
+        },
         _ => unreachable!("the kernels that multiply are attacked above"),
     }
 }

@@ -86,7 +86,12 @@ impl<E: Element> Job<'_, E> {
         match self.options.metric {
             Metric::Cityblock => self.run_shape(plan, lp_f32::Cityblock, values, rows),
             Metric::Chebyshev => self.run_shape(plan, lp_f32::Chebyshev, values, rows),
-            Metric::Minkowski(power) => self.run_shape(plan, lp_f32::Minkowski { p: power.get() as f32 }, values, rows),
+            Metric::Minkowski(power) => match power.halves() {
+                Some(3) => self.run_shape(plan, lp_f32::Products::<3>, values, rows),
+                Some(6) => self.run_shape(plan, lp_f32::Products::<6>, values, rows),
+                Some(8) => self.run_shape(plan, lp_f32::Products::<8>, values, rows),
+                _ => self.run_shape(plan, lp_f32::Minkowski { p: power.get() as f32 }, values, rows),
+            },
             _ => self.run_direct(plan, values, rows),
         }
     }

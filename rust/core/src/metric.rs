@@ -142,6 +142,11 @@ impl Metric {
         }
     }
 
+    /// Whether each term of a value takes a power that is no product.
+    pub(crate) fn is_costly(self) -> bool {
+        matches!(self, Self::Minkowski(power) if power.halves().is_none())
+    }
+
     /// Whether the value is the root of the sum of squares.
     pub(crate) fn has_root(self) -> bool {
         matches!(self, Self::Euclidean | Self::NormalizedEuclidean)

@@ -26,6 +26,9 @@ const FEW_REFERENCES: usize = 192;
 /// The filter pays as long as the k nearest are a smaller share of the references than one in this many.
 const SHARE: usize = 8;
 
+/// The same where float64 values are costly.
+const COSTLY_SHARE: usize = 2;
+
 /// Bytes of reference codes that stay in the second-level cache while a chunk of queries passes over them.
 const BLOCK_BYTES: usize = 256 << 10;
 
@@ -49,6 +52,9 @@ const INLINE_WORK: u64 = 1 << 21;
 
 /// Multiply-adds of a direct search that take about as long as one of a filtered one.
 const DIRECT_COST: u64 = 8;
+
+/// The same where each takes a power.
+const COSTLY_DIRECT_COST: u64 = 256;
 
 /// What decides whether a row needs its float64 value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,6 +90,8 @@ pub(crate) struct Problem {
     pub(crate) threads: usize,
     /// Whether there is a filter for the metric.
     pub(crate) filterable: bool,
+    /// Whether a float64 value takes far longer than a key of the filter and its share of the packing.
+    pub(crate) costly: bool,
 }
 
 impl Problem {
@@ -105,9 +113,9 @@ pub(crate) struct Plan {
 
 impl Plan {
     pub(crate) fn new(problem: &Problem) -> Self {
-        let filter = if problem.queries <= FEW_QUERIES
+        let filter = if (problem.queries <= FEW_QUERIES && !problem.costly)
             || problem.references <= FEW_REFERENCES
-            || problem.k.saturating_mul(SHARE) > problem.references
+            || problem.k.saturating_mul(if problem.costly { COSTLY_SHARE } else { SHARE }) > problem.references
             || problem.dim > LARGEST_DIM
             || !problem.filterable
         {
@@ -149,7 +157,11 @@ impl Plan {
 
 /// Whether a search of this size should stay on the calling thread.
 pub(crate) fn is_small(problem: &Problem) -> bool {
-    let cost = if Plan::new(problem).filter == Filter::Direct { DIRECT_COST } else { 1 };
+    let cost = match Plan::new(problem).filter {
+        Filter::Direct if problem.costly => COSTLY_DIRECT_COST,
+        Filter::Direct => DIRECT_COST,
+        Filter::Float32 => 1,
+    };
     problem.work().saturating_mul(cost) <= INLINE_WORK
 }
 
@@ -168,7 +180,7 @@ mod tests {
     use super::*;
 
     fn problem(queries: usize, references: usize, dim: usize, k: usize, threads: usize) -> Problem {
-        Problem { queries, references, dim, k, threads, filterable: true }
+        Problem { queries, references, dim, k, threads, filterable: true, costly: false }
     }
 
     #[test]
@@ -207,6 +219,15 @@ mod tests {
     fn a_large_k_is_direct() {
         assert_eq!(Plan::new(&problem(1000, 1000, 8, 999, 2)).filter, Filter::Direct);
         assert_eq!(Plan::new(&problem(1000, 1000, 8, 125, 2)).filter, Filter::Float32);
+    }
+
+    #[test]
+    fn costly_values_are_filtered_for_few_queries_and_large_k() {
+        let costly = |queries, k| Problem { costly: true, ..problem(queries, 1000, 8, k, 2) };
+        assert_eq!(Plan::new(&costly(1, 10)).filter, Filter::Float32);
+        assert_eq!(Plan::new(&costly(100, 500)).filter, Filter::Float32);
+        assert_eq!(Plan::new(&costly(100, 501)).filter, Filter::Direct);
+        assert!(!is_small(&costly(10, 999)));
     }
 
     #[test]

@@ -56,6 +56,7 @@ impl<'a, E: Element> Search<'a, E> {
             k: self.options.k,
             threads: self.options.threads.get(),
             filterable: self.options.metric.is_filterable(),
+            costly: self.options.metric.is_costly(),
         }
     }
 

@@ -119,27 +119,56 @@ impl Shape for Minkowski {
 
     #[inline(always)]
     fn tile<const NR: usize>(self, q: &[f32], r: &[f32]) -> [[f32; NR]; MR] {
-        let most: [[f32; NR]; MR] = fold(q, r, |_, most, t| raise(most, t));
-        let mut inverse = [[0.0f32; NR]; MR];
-        for m in 0..MR {
-            for n in 0..NR {
-                inverse[m][n] = if most[m][n] > NEGLIGIBLE { 1.0 / most[m][n] } else { 0.0 };
-            }
-        }
-        let sums: [[f32; NR]; MR] = fold(q, r, |m, sums, t| {
-            for n in 0..NR {
-                sums[n] += exp2(self.p * log2(t[n] * inverse[m][n]));
-            }
-        });
-        let mut tile = [[0.0f32; NR]; MR];
-        for m in 0..MR {
-            for n in 0..NR {
-                let root = exp2(log2(sums[m][n]) * (1.0 / self.p));
-                tile[m][n] = if most[m][n] > NEGLIGIBLE { most[m][n] * root } else { most[m][n] };
-            }
-        }
-        tile
+        scaled(self.p, q, r, |t, inverse| exp2(self.p * log2(t * inverse)))
     }
+}
+
+/// Minkowski distance of an exponent whose powers are quick to multiply: `HALVES / 2`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Products<const HALVES: u32>;
+
+impl<const HALVES: u32> Shape for Products<HALVES> {
+    fn norm_ratio(dim: usize) -> f64 {
+        (dim as f64).sqrt()
+    }
+
+    #[inline(always)]
+    fn tile<const NR: usize>(self, q: &[f32], r: &[f32]) -> [[f32; NR]; MR] {
+        scaled(HALVES as f32 / 2.0, q, r, |t, inverse| {
+            let x = t * inverse;
+            match HALVES {
+                3 => x * x.sqrt(),
+                6 => x * x * x,
+                8 => (x * x) * (x * x),
+                _ => unreachable!("no product for this exponent"),
+            }
+        })
+    }
+}
+
+/// `M (sum power(t_i, 1 / M))^(1/p)` with `M` the largest difference `t_i`.
+#[inline(always)]
+fn scaled<const NR: usize>(p: f32, q: &[f32], r: &[f32], power: impl Fn(f32, f32) -> f32) -> [[f32; NR]; MR] {
+    let most: [[f32; NR]; MR] = fold(q, r, |_, most, t| raise(most, t));
+    let mut inverse = [[0.0f32; NR]; MR];
+    for m in 0..MR {
+        for n in 0..NR {
+            inverse[m][n] = if most[m][n] > NEGLIGIBLE { 1.0 / most[m][n] } else { 0.0 };
+        }
+    }
+    let sums: [[f32; NR]; MR] = fold(q, r, |m, sums, t| {
+        for n in 0..NR {
+            sums[n] += power(t[n], inverse[m][n]);
+        }
+    });
+    let mut tile = [[0.0f32; NR]; MR];
+    for m in 0..MR {
+        for n in 0..NR {
+            let root = exp2(log2(sums[m][n]) * (1.0 / p));
+            tile[m][n] = if most[m][n] > NEGLIGIBLE { most[m][n] * root } else { most[m][n] };
+        }
+    }
+    tile
 }
 
 /// `log2(x)` of a positive normal number, off by at most `2^-20 + 2^-23 |log2 x|`; below -125 of 0 and subnormal numbers.
