@@ -162,20 +162,21 @@ fn root<E: Element>(q: &[f64], r: &[E::Wide], squared: f64) -> f64 {
 #[cold]
 #[inline(never)]
 fn scaled_root<W: Wide>(q: &[f64], r: &[W]) -> f64 {
-    // Halved first: the difference of two finite numbers may itself overflow.
-    let largest = q.iter().zip(r).fold(0.0f64, |m, (x, y)| m.max((x * 0.5 - Wide::to_f64(*y) * 0.5).abs()));
+    let largest_of = |half: f64| q.iter().zip(r).fold(0.0f64, |m, (x, y)| m.max((x * half - y.to_f64() * half).abs()));
+    // Halved only where the difference of two finite numbers overflows: subnormal numbers would lose their last bit.
+    let half = if largest_of(1.0).is_finite() { 1.0 } else { 0.5 };
+    let largest = largest_of(half);
     if largest == 0.0 {
-        // Halving may have flushed the last bit of subnormal rows; their difference is exact.
-        return q.iter().zip(r).fold(0.0f64, |m, (x, y)| m.max((x - Wide::to_f64(*y)).abs()));
+        return 0.0;
     }
     let e = exponent(largest);
     // Two factors: 2^-e alone may be out of range.
     let (a, b) = (power_of_two(-e / 2), power_of_two(-e - (-e / 2)));
     let squared = sum(q, r, |x, y| {
-        let t = ((x * 0.5 - y * 0.5) * a) * b;
+        let t = ((x * half - y * half) * a) * b;
         [t * t]
     })[0];
-    ((squared.sqrt() / a) / b) * 2.0
+    ((squared.sqrt() / a) / b) / half
 }
 
 #[inline(always)]
@@ -296,7 +297,9 @@ mod tests {
             let unit = power_of_two(exponent);
             assert_eq!(pair(Metric::Euclidean, &[3.0 * unit, 0.0], &[0.0, 4.0 * unit]), 5.0 * unit);
         }
-        assert_eq!(pair(Metric::Euclidean, &[5e-324f64], &[0.0]), 5e-324);
+        for subnormal in [5e-324, 15e-324, 25e-324, 1e-310] {
+            assert_eq!(pair(Metric::Euclidean, &[subnormal], &[0.0f64]), subnormal);
+        }
         assert_eq!(pair(Metric::Euclidean, &[1.5e308f64], &[-1.5e308]), f64::INFINITY);
         assert_eq!(pair(Metric::InnerProduct, &[1e200f64, 1e200], &[1e200, -1e200]), 0.0);
         assert_eq!(pair(Metric::InnerProduct, &[1e200f64, 1e100], &[-1e200, 1.0]), f64::NEG_INFINITY);
