@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use crate::Argument;
 use crate::arch;
-use crate::arch::lp_f32::{self, LpF32};
+use crate::arch::lp_f32::{self, Logarithms, LpF32, Minkowski, Products};
 use crate::bound::{Floor, lp_relative_error};
 use crate::cancel::Monitor;
 use crate::kernel::{Bars, Hits, Kernel, MAX_MR, QueryPanel, RowTerms};
@@ -243,10 +243,10 @@ fn lp_keys(metric: Metric, simd: Simd, frame: &Frame, query: MatrixRef<'_, f32>,
         Metric::Cityblock => at(lp_f32::Cityblock, simd, frame, query, refs),
         Metric::Chebyshev => at(lp_f32::Chebyshev, simd, frame, query, refs),
         Metric::Minkowski(power) => match power.halves() {
-            Some(3) => at(lp_f32::Products::<3>, simd, frame, query, refs),
-            Some(6) => at(lp_f32::Products::<6>, simd, frame, query, refs),
-            Some(8) => at(lp_f32::Products::<8>, simd, frame, query, refs),
-            _ => at(lp_f32::Minkowski { p: power.get() as f32 }, simd, frame, query, refs),
+            Some(3) => at(Minkowski(Products::<3>), simd, frame, query, refs),
+            Some(6) => at(Minkowski(Products::<6>), simd, frame, query, refs),
+            Some(8) => at(Minkowski(Products::<8>), simd, frame, query, refs),
+            _ => at(Minkowski(Logarithms { p: power.get() as f32 }), simd, frame, query, refs),
         },
         _ => unreachable!("the kernels that multiply are attacked above"),
     }

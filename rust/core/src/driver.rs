@@ -15,7 +15,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use crate::arch;
-use crate::arch::lp_f32::{self, LpF32, NARROW, WIDE};
+use crate::arch::lp_f32::{self, Logarithms, LpF32, Minkowski, NARROW, Products, WIDE};
 use crate::bound::Floor;
 use crate::cancel::Monitor;
 use crate::error::{Argument, Result, try_vec};
@@ -87,10 +87,10 @@ impl<E: Element> Job<'_, E> {
             Metric::Cityblock => self.run_shape(plan, lp_f32::Cityblock, values, rows),
             Metric::Chebyshev => self.run_shape(plan, lp_f32::Chebyshev, values, rows),
             Metric::Minkowski(power) => match power.halves() {
-                Some(3) => self.run_shape(plan, lp_f32::Products::<3>, values, rows),
-                Some(6) => self.run_shape(plan, lp_f32::Products::<6>, values, rows),
-                Some(8) => self.run_shape(plan, lp_f32::Products::<8>, values, rows),
-                _ => self.run_shape(plan, lp_f32::Minkowski { p: power.get() as f32 }, values, rows),
+                Some(3) => self.run_shape(plan, Minkowski(Products::<3>), values, rows),
+                Some(6) => self.run_shape(plan, Minkowski(Products::<6>), values, rows),
+                Some(8) => self.run_shape(plan, Minkowski(Products::<8>), values, rows),
+                _ => self.run_shape(plan, Minkowski(Logarithms { p: power.get() as f32 }), values, rows),
             },
             _ => self.run_direct(plan, values, rows),
         }

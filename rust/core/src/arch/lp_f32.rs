@@ -32,44 +32,71 @@ pub(crate) trait Shape: Copy + Send + Sync + 'static {
 /// Rows of a query panel. With [`WIDE`] their sums take eight registers of AVX2 and leave room for the rest.
 const MR: usize = 4;
 
+/// What is done with the differences of one query row and one column. A trait rather than a closure, because a closure that
+/// the compiler does not inline into the copy for a level is compiled without that level's instructions.
+trait Step<const NR: usize> {
+    fn take(&self, m: usize, sums: &mut [f32; NR], t: [f32; NR]);
+}
+
 /// Fold `step` over the differences of a tile.
 #[inline(always)]
-fn fold<const NR: usize>(
-    q: &[f32],
-    r: &[f32],
-    mut step: impl FnMut(usize, &mut [f32; NR], [f32; NR]),
-) -> [[f32; NR]; MR] {
+fn fold<const NR: usize>(q: &[f32], r: &[f32], step: impl Step<NR>) -> [[f32; NR]; MR] {
     let mut tile = [[0.0f32; NR]; MR];
     let (q, _) = q.as_chunks::<MR>();
     let (r, _) = r.as_chunks::<NR>();
     for (q, r) in q.iter().zip(r) {
-        let mut row = |m: usize| {
-            let mut t = [0.0f32; NR];
-            for n in 0..NR {
-                t[n] = (q[m] - r[n]).abs();
-            }
-            step(m, &mut tile[m], t);
-        };
-        // Written out: a loop over `m` is what the compiler would make vectors of, with a gather for each sum.
-        row(0);
-        row(1);
-        row(2);
-        row(3);
+        // Written out: a loop over the rows is what the compiler would make vectors of, with a gather for each sum.
+        step.take(0, &mut tile[0], differences(q[0], r));
+        step.take(1, &mut tile[1], differences(q[1], r));
+        step.take(2, &mut tile[2], differences(q[2], r));
+        step.take(3, &mut tile[3], differences(q[3], r));
     }
     tile
 }
 
 #[inline(always)]
-fn add<const NR: usize>(sums: &mut [f32; NR], terms: [f32; NR]) {
+fn differences<const NR: usize>(q: f32, r: &[f32; NR]) -> [f32; NR] {
+    let mut t = [0.0f32; NR];
     for n in 0..NR {
-        sums[n] += terms[n];
+        t[n] = (q - r[n]).abs();
+    }
+    t
+}
+
+struct Sum;
+
+impl<const NR: usize> Step<NR> for Sum {
+    #[inline(always)]
+    fn take(&self, _: usize, sums: &mut [f32; NR], t: [f32; NR]) {
+        for n in 0..NR {
+            sums[n] += t[n];
+        }
     }
 }
 
-#[inline(always)]
-fn raise<const NR: usize>(most: &mut [f32; NR], terms: [f32; NR]) {
-    for n in 0..NR {
-        most[n] = if terms[n] > most[n] { terms[n] } else { most[n] };
+struct Most;
+
+impl<const NR: usize> Step<NR> for Most {
+    #[inline(always)]
+    fn take(&self, _: usize, most: &mut [f32; NR], t: [f32; NR]) {
+        for n in 0..NR {
+            most[n] = if t[n] > most[n] { t[n] } else { most[n] };
+        }
+    }
+}
+
+/// Sums of powers of the differences times `inverse`.
+struct SumOfPowers<P, const NR: usize> {
+    inverse: [[f32; NR]; MR],
+    power: P,
+}
+
+impl<P: Powers, const NR: usize> Step<NR> for SumOfPowers<P, NR> {
+    #[inline(always)]
+    fn take(&self, m: usize, sums: &mut [f32; NR], t: [f32; NR]) {
+        for n in 0..NR {
+            sums[n] += self.power.of(t[n] * self.inverse[m][n]);
+        }
     }
 }
 
@@ -84,7 +111,7 @@ impl Shape for Cityblock {
 
     #[inline(always)]
     fn tile<const NR: usize>(self, q: &[f32], r: &[f32]) -> [[f32; NR]; MR] {
-        fold(q, r, |_, sums, t| add(sums, t))
+        fold(q, r, Sum)
     }
 }
 
@@ -99,76 +126,89 @@ impl Shape for Chebyshev {
 
     #[inline(always)]
     fn tile<const NR: usize>(self, q: &[f32], r: &[f32]) -> [[f32; NR]; MR] {
-        fold(q, r, |_, most, t| raise(most, t))
+        fold(q, r, Most)
     }
 }
 
-/// Minkowski distance of exponent `p`, at least 1.
+/// A way to raise numbers between 0 and 1 to a power.
+pub(crate) trait Powers: Copy + Send + Sync + 'static {
+    /// The exponent, at least 1.
+    fn exponent(self) -> f32;
+
+    /// `x` raised to it.
+    fn of(self, x: f32) -> f32;
+}
+
+/// By logarithms: any exponent.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Minkowski {
+pub(crate) struct Logarithms {
     pub(crate) p: f32,
 }
+
+impl Powers for Logarithms {
+    #[inline(always)]
+    fn exponent(self) -> f32 {
+        self.p
+    }
+
+    #[inline(always)]
+    fn of(self, x: f32) -> f32 {
+        exp2(self.p * log2(x))
+    }
+}
+
+/// By products: the exponent `HALVES / 2` for 3, 6 and 8 halves.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Products<const HALVES: u32>;
+
+impl<const HALVES: u32> Powers for Products<HALVES> {
+    #[inline(always)]
+    fn exponent(self) -> f32 {
+        HALVES as f32 / 2.0
+    }
+
+    #[inline(always)]
+    fn of(self, x: f32) -> f32 {
+        const { assert!(matches!(HALVES, 3 | 6 | 8)) };
+        match HALVES {
+            3 => x * x.sqrt(),
+            6 => x * x * x,
+            _ => (x * x) * (x * x),
+        }
+    }
+}
+
+/// Minkowski distance of an exponent of at least 1.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Minkowski<P>(pub(crate) P);
 
 /// Below this a largest difference stands for the distance: the two differ by less than the slack of every key.
 const NEGLIGIBLE: f32 = 1.0 / (1u128 << 120) as f32;
 
-impl Shape for Minkowski {
+impl<P: Powers> Shape for Minkowski<P> {
     fn norm_ratio(dim: usize) -> f64 {
         (dim as f64).sqrt()
     }
 
     #[inline(always)]
     fn tile<const NR: usize>(self, q: &[f32], r: &[f32]) -> [[f32; NR]; MR] {
-        scaled(self.p, q, r, |t, inverse| exp2(self.p * log2(t * inverse)))
-    }
-}
-
-/// Minkowski distance of an exponent whose powers are quick to multiply: `HALVES / 2`.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Products<const HALVES: u32>;
-
-impl<const HALVES: u32> Shape for Products<HALVES> {
-    fn norm_ratio(dim: usize) -> f64 {
-        (dim as f64).sqrt()
-    }
-
-    #[inline(always)]
-    fn tile<const NR: usize>(self, q: &[f32], r: &[f32]) -> [[f32; NR]; MR] {
-        scaled(HALVES as f32 / 2.0, q, r, |t, inverse| {
-            let x = t * inverse;
-            match HALVES {
-                3 => x * x.sqrt(),
-                6 => x * x * x,
-                8 => (x * x) * (x * x),
-                _ => unreachable!("no product for this exponent"),
+        let most: [[f32; NR]; MR] = fold(q, r, Most);
+        let mut inverse = [[0.0f32; NR]; MR];
+        for m in 0..MR {
+            for n in 0..NR {
+                inverse[m][n] = if most[m][n] > NEGLIGIBLE { 1.0 / most[m][n] } else { 0.0 };
             }
-        })
-    }
-}
-
-/// `M (sum power(t_i, 1 / M))^(1/p)` with `M` the largest difference `t_i`.
-#[inline(always)]
-fn scaled<const NR: usize>(p: f32, q: &[f32], r: &[f32], power: impl Fn(f32, f32) -> f32) -> [[f32; NR]; MR] {
-    let most: [[f32; NR]; MR] = fold(q, r, |_, most, t| raise(most, t));
-    let mut inverse = [[0.0f32; NR]; MR];
-    for m in 0..MR {
-        for n in 0..NR {
-            inverse[m][n] = if most[m][n] > NEGLIGIBLE { 1.0 / most[m][n] } else { 0.0 };
         }
-    }
-    let sums: [[f32; NR]; MR] = fold(q, r, |m, sums, t| {
-        for n in 0..NR {
-            sums[n] += power(t[n], inverse[m][n]);
+        let sums = fold(q, r, SumOfPowers { inverse, power: self.0 });
+        let mut tile = [[0.0f32; NR]; MR];
+        for m in 0..MR {
+            for n in 0..NR {
+                let root = exp2(log2(sums[m][n]) * (1.0 / self.0.exponent()));
+                tile[m][n] = if most[m][n] > NEGLIGIBLE { most[m][n] * root } else { most[m][n] };
+            }
         }
-    });
-    let mut tile = [[0.0f32; NR]; MR];
-    for m in 0..MR {
-        for n in 0..NR {
-            let root = exp2(log2(sums[m][n]) * (1.0 / p));
-            tile[m][n] = if most[m][n] > NEGLIGIBLE { most[m][n] * root } else { most[m][n] };
-        }
+        tile
     }
-    tile
 }
 
 /// `log2(x)` of a positive normal number, off by at most `2^-20 + 2^-23 |log2 x|`; below -125 of 0 and subnormal numbers.
