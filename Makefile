@@ -115,7 +115,7 @@ bench: setup ## criterion and pytest-benchmark, then the peers (sizes that take 
 	$(BIN)/python -m benches.peers --quick
 
 .PHONY: bench-peers
-bench-peers: setup ## the full comparison with faiss, torch, pytorch-metric-learning and scikit-learn, recorded
+bench-peers: setup ## the full comparison with faiss, torch, pytorch-metric-learning, scikit-learn and usearch, recorded
 	$(BIN)/python -m benches.peers --record
 
 .PHONY: bench-memory

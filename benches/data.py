@@ -8,6 +8,7 @@ import platform
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -42,35 +43,103 @@ def clustered_rows(count: int, dimension: int, *, seed: int, clusters: int = CLU
     return rows
 
 
+def correlated_rows(count: int, dimension: int, *, seed: int, rank: int = 48, noise: float = 0.3) -> Rows:
+    """Rows whose columns depend on each other, as embeddings of text lie: a common mean, few directions, and noise.
+
+    Args:
+        count: number of rows.
+        dimension: their length. The mean and the directions depend on it and on `rank` alone.
+        seed: decides where each row lies.
+        rank: number of common directions; the j-th is 1 / sqrt(j) as wide as the first.
+        noise: norm of what is a row's own, where the part in the common directions has norm 1.
+
+    Returns:
+        `(count, dimension)` float32.
+    """
+    common = np.random.default_rng([dimension, rank])
+    mean = common.standard_normal(dimension, dtype=np.float32) * np.float32(0.5 / np.sqrt(dimension))
+    widths = 1 / np.sqrt(np.arange(1, rank + 1))
+    widths /= np.linalg.norm(widths)
+    directions = common.standard_normal((rank, dimension)) / np.sqrt(dimension) * widths[:, None]
+    random = np.random.default_rng(seed)
+    rows = random.standard_normal((count, dimension), dtype=np.float32)
+    rows *= np.float32(noise / np.sqrt(dimension))
+    rows += random.standard_normal((count, rank), dtype=np.float32) @ directions.astype(np.float32)
+    rows += mean
+    return rows
+
+
+def grid_rows(count: int, dimension: int, *, seed: int, values: int = 3) -> Rows:
+    """Small integers: distances take few values, each many times."""
+    return np.random.default_rng(seed).integers(values, size=(count, dimension)).astype(np.float32)
+
+
+def offset_rows(count: int, dimension: int, *, seed: int) -> Rows:
+    """Rows far from the origin and close together: 100 + 0.01 noise."""
+    rows = np.random.default_rng(seed).standard_normal((count, dimension), dtype=np.float32)
+    rows *= np.float32(0.01)
+    rows += np.float32(100)
+    return rows
+
+
+def gaussian_rows(count: int, dimension: int, *, seed: int) -> Rows:
+    """Independent normal numbers: in many dimensions all rows are about equally far from each other."""
+    return np.random.default_rng(seed).standard_normal((count, dimension), dtype=np.float32)
+
+
 def squared_distances(query: Rows, reference: Rows, indices: Ids) -> npt.NDArray[np.float64]:
     """Squared Euclidean distances of query `i` to the reference rows `indices[i]`, by float64 differences."""
-    differences = reference[indices].astype(np.float64) - query[:, None].astype(np.float64)
-    squares: npt.NDArray[np.float64] = np.einsum("nkd,nkd->nk", differences, differences)
-    return squares
+    return exact_values(query, reference, indices, "sqeuclidean")
 
 
-def truth(query: Rows, reference: Rows, k: int) -> tuple[Values, Ids]:
+def exact_values(query: Rows, reference: Rows, indices: Ids, metric: str) -> npt.NDArray[np.float64]:
+    """`sqeuclidean` or `inner_product` of query `i` and the reference rows `indices[i]`, in float64."""
+    values = np.empty(indices.shape, np.float64)
+    for row, chosen in enumerate(indices):
+        wide, own = reference[chosen].astype(np.float64), query[row].astype(np.float64)
+        if metric == "inner_product":
+            np.sum(wide * own, axis=1, out=values[row])
+        else:
+            wide -= own
+            np.einsum("kd,kd->k", wide, wide, out=values[row])
+    return values
+
+
+def truth(query: Rows, reference: Rows, k: int, metric: str = "sqeuclidean") -> tuple[Values, Ids]:
     """The `k` nearest references of each query by float64, ranked by (value rounded to float32, row number).
 
-    A float64 matrix product proposes candidates, differences decide. Enough candidates are taken for the ones left out
-    to lie farther away than the `k`-th neighbour by a thousand times what the product can be wrong by, on unit rows.
+    A float64 matrix product proposes candidates, `exact_values` decides. Enough candidates are taken for the ones left
+    out to lie farther away than the `k`-th neighbour by much more than what the product can be wrong by.
     """
     q, r = query.astype(np.float64), reference.astype(np.float64)
-    approximate = (q * q).sum(axis=1)[:, None] + (r * r).sum(axis=1) - 2 * (q @ r.T)
+    sign = -1.0 if metric == "inner_product" else 1.0  # keys: smallest first
+    squares = (q * q).sum(axis=1)[:, None], (r * r).sum(axis=1)
+    keys = -(q @ r.T) if metric == "inner_product" else squares[0] + squares[1] - 2 * (q @ r.T)
+    wrong = 1e-13 * (squares[0].max(initial=0) + squares[1].max(initial=0))
     taken = min(len(reference), k + 32)
     while True:
-        candidates = np.argpartition(approximate, taken - 1, axis=1)[:, :taken].astype(np.int64)
-        candidates.sort(axis=1)
-        values = squared_distances(query, reference, candidates).astype(np.float32)
-        order = np.argsort(values, axis=1, kind="stable")[:, :k]
-        values = np.take_along_axis(values, order, axis=1)
-        indices = np.take_along_axis(candidates, order, axis=1)
         if taken == len(reference):
-            return values, indices
-        border = np.partition(approximate, taken - 1, axis=1)[:, taken - 1]
-        if (border > values[:, -1] * (1 + 1e-6) + 1e-12).all():
-            return values, indices
+            candidates = np.broadcast_to(np.arange(taken), (len(query), taken))
+        else:
+            candidates = np.argpartition(keys, taken - 1, axis=1)[:, :taken].astype(np.int64)
+            candidates.sort(axis=1)
+        ranked = sign * exact_values(query, reference, candidates, metric).astype(np.float32)
+        order = np.argsort(ranked, axis=1, kind="stable")[:, :k]
+        ranked = np.take_along_axis(ranked, order, axis=1)
+        indices = np.take_along_axis(candidates, order, axis=1)
+        last = ranked[:, -1].astype(np.float64)
+        border = np.partition(keys, taken - 1, axis=1)[:, taken - 1]
+        if taken == len(reference) or (border > last + 1e-6 * np.abs(last) + wrong).all():
+            return np.float32(sign) * ranked, indices
         taken = min(len(reference), 2 * taken)
+
+
+def without_self(values: npt.NDArray[Any], ids: npt.NDArray[Any], own: Ids) -> tuple[npt.NDArray[Any], Ids]:
+    """Drop the row number `own[i]` from row `i`, or the last one where it is not among them."""
+    drop = ids == own[:, None]
+    drop[~drop.any(axis=1), -1] = True
+    keep, shape = ~drop, (len(ids), ids.shape[1] - 1)
+    return values[keep].reshape(shape), ids[keep].reshape(shape).astype(np.int64, copy=False)
 
 
 def _first_match(path: str, pattern: str) -> str | None:

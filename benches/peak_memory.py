@@ -4,7 +4,7 @@
 
 A search may take one packed copy of the reference (float32 numbers), its outputs, and 64 MiB for everything else:
 threads, blocks, buffers, whatever the size of the work. Each work runs in a fresh process, because a process never
-lowers its own peak. Measured is the highest resident size afterwards (`ru_maxrss`) less the resident size before.
+lowers its own peak. Measured is the highest resident size afterwards less the resident size before.
 
 The exit code is 1 when a work took more.
 """
@@ -13,11 +13,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import re
 import resource
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -25,6 +28,7 @@ import psutil
 import exactknn
 from benches.data import clustered_rows
 
+ROOT = Path(__file__).resolve().parent.parent
 MIB = 1 << 20
 SPARE = 64 * MIB
 BLOCK = 1024  # rows made at a time, so that making them does not set the peak
@@ -78,6 +82,12 @@ def rows(count: int, dimension: int, dtype: str, seed: int) -> np.ndarray:
 
 def peak() -> int:
     """The highest resident size of this process so far, in bytes."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        # `ru_maxrss` of a fresh process begins with what its parent held when it was started.
+        match = re.search(r"^VmHWM:\s*(\d+) kB$", status.read_text(encoding="ascii", errors="replace"), re.MULTILINE)
+        if match:
+            return int(match[1]) * 1024
     highest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return highest if sys.platform == "darwin" else highest * 1024
 
@@ -86,21 +96,47 @@ def measure(work: Work) -> dict[str, int]:
     """Run one search here; bytes resident before it, at its peak, and of its inputs."""
     reference = rows(work.references, work.dimension, work.dtype, seed=1)
     query = rows(work.queries, work.dimension, work.dtype, seed=2) if work.queries else None
+    return measure_search(query, reference, work.k)
+
+
+def measure_search(
+    query: np.ndarray | None, reference: np.ndarray, k: int, metric: str = "sqeuclidean", threads: int | None = None
+) -> dict[str, int]:
+    """`measure`, of rows that are there; without a query the references against themselves."""
     exactknn.knn(reference[:2], reference[:2], 1)  # what is loaded or built on first use is not this search's
     before = psutil.Process().memory_info().rss
     if query is None:
-        exactknn.knn(reference, k=work.k)
+        exactknn.knn(reference, k=k, metric=metric, num_threads=threads)
     else:
-        exactknn.knn(query, reference, work.k)
+        exactknn.knn(query, reference, k, metric=metric, num_threads=threads)
     return {"before": before, "peak": peak(), "inputs": reference.nbytes + (query.nbytes if query is not None else 0)}
 
 
-def in_own_process(work: Work) -> dict[str, int]:
-    """`measure`, in a fresh process."""
-    command = [sys.executable, "-m", "benches.peak_memory", "--one", json.dumps(asdict(work))]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+def in_own_process(*arguments: str) -> dict[str, int]:
+    """What this module prints when it is asked for one search, in a fresh process."""
+    command = [sys.executable, "-m", "benches.peak_memory", *arguments]
+    here = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = os.environ | {"PYTHONPATH": here}
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
     measured: dict[str, int] = json.loads(done.stdout)
     return measured
+
+
+def added(measured: Mapping[str, int]) -> int:
+    """Bytes that the search added. The kernel counts pages in batches: none may seem to be given back."""
+    return max(0, measured["peak"] - measured["before"])
+
+
+def added_by_arrays(folder: Path, k: int, metric: str, threads: int) -> int:
+    """Bytes that a search adds among the rows of `reference.npy` in `folder`, of `query.npy` if that is there."""
+    call = {"folder": str(folder), "k": k, "metric": metric, "threads": threads}
+    return added(in_own_process("--arrays", json.dumps(call)))
+
+
+def measure_arrays(folder: str, k: int, metric: str, threads: int) -> dict[str, int]:
+    """The search of `added_by_arrays`, here."""
+    reference, path = np.load(Path(folder) / "reference.npy"), Path(folder) / "query.npy"
+    return measure_search(np.load(path) if path.exists() else None, reference, k, metric, threads)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -112,7 +148,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--k", type=int, default=10)
     parser.add_argument("--dtype", choices=["float16", "float32", "float64"], default="float32")
     parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--arrays", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
+    if options.arrays:
+        print(json.dumps(measure_arrays(**json.loads(options.arrays))))
+        return 0
     if options.one:
         print(json.dumps(measure(Work(**json.loads(options.one)))))
         return 0
@@ -123,11 +163,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("|---|--:|--:|--:|--:|--:|")
     within = True
     for work in works:
-        measured = in_own_process(work)
-        # The kernel counts pages in batches: a search that adds nothing may seem to have given some back.
-        added = max(0, measured["peak"] - measured["before"])
-        within &= added <= work.allowed
-        sizes = (measured["inputs"], work.packed, work.outputs, work.allowed, added)
+        measured = in_own_process("--one", json.dumps(asdict(work)))
+        within &= added(measured) <= work.allowed
+        sizes = (measured["inputs"], work.packed, work.outputs, work.allowed, added(measured))
         cells = " | ".join(f"{size / MIB:,.0f} MiB" for size in sizes)
         queries = work.queries or "self"
         print(f"| {queries} x {work.references} x {work.dimension}, {work.k}, {work.dtype} | {cells} |", flush=True)

@@ -1,15 +1,20 @@
 """exactknn beside the exact searches in common use: answers compared first, then times, in one run.
 
-    python -m benches.peers [--quick] [--only NAME] [--threads N] [--repeats R]
-                            [--json FILE] [--plot FILE.png] [--record]
+    python benches/peers.py [--quick] [--only NAME] [--skip LIBRARY] [--threads N] [--repeats R] [--budget SECONDS]
+                            [--json FILE] [--plot FILE.png] [--record] [--no-memory] [--list]
 
-    rows -> float64 truth of a few queries -> answers of each library -> times, interleaved -> table
+    rows -> float64 truth of a few queries -> answers of each library -> times, in turns -> memory -> tables, picture
                                                  (exit code 1 if exactknn's are not the truth)
 
 Every library starts from the same two bare arrays and hands back distances and row numbers, so packing its rows is in
-its time; faiss is also shown with an index built beforehand, and that is the figure to compare with. Operations are
-counted as 2 x queries x references x dimension. A library's time is the median of several runs; runs of the libraries
-take turns, so that a disturbance meets them alike.
+its time; only faiss is also shown with an index built beforehand, and that is the figure to compare with. Operations
+are counted as 2 x queries x references x dimension.
+
+Times: exactknn runs before every run of another library, so that a disturbance meets both alike. The tables show
+medians and their ratio; minima stand in the last table and in the JSON file. A library whose first run takes longer
+than the budget keeps that one; one that would not fit into the free memory is left out, and the report says so.
+
+Memory: what one search adds at its peak to a fresh process that holds the rows.
 
 Some machines set OPENBLAS_CORETYPE for other programs' sake, which slows NumPy and faiss: the command starts itself
 again without it, in this process only.
@@ -17,340 +22,299 @@ again without it, in this process only.
 
 from __future__ import annotations
 
-import argparse
-import datetime
-import json
 import os
-import re
-import statistics
 import sys
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
+ROOT = Path(__file__).resolve().parent.parent
 BLAS_VARIABLES = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
-if __name__ == "__main__" and any(name in os.environ for name in BLAS_VARIABLES):
-    # Read by the BLAS libraries when they are loaded, so before any import below.
+if __name__ == "__main__" and (not __package__ or any(name in os.environ for name in BLAS_VARIABLES)):
+    # Read by the BLAS libraries when they are loaded, so before any import below. As a module, wherever it was started.
     clean = {name: value for name, value in os.environ.items() if name not in BLAS_VARIABLES}
+    clean["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), clean.get("PYTHONPATH")]))
     os.execve(sys.executable, [sys.executable, "-m", "benches.peers", *sys.argv[1:]], clean)
+
+import argparse
+import json
+import math
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import faiss
 import numpy as np
 import numpy.typing as npt
+import psutil
 import threadpoolctl
 import torch
-from pytorch_metric_learning.distances import LpDistance
-from pytorch_metric_learning.utils.inference import CustomKNN
-from sklearn.neighbors import NearestNeighbors
 
-import exactknn
-from benches.data import (
-    CLUSTERS,
-    Ids,
-    Rows,
-    clustered_rows,
-    commit,
-    cores,
-    cpu,
-    squared_distances,
-    truth,
-    versions,
-)
+from benches import peak_memory, works
+from benches.data import Ids, Rows, cores, exact_values, truth, without_self
+from benches.libraries import Found, Search, Way, ways
+from benches.report import SAMPLE, Ours, Report, Result, plot, write_record
+from benches.works import CURVE, FULL, OURS, QUICK, Work, curve
+from exactknn import _core
 
-try:
-    import usearch.index as usearch_index
-
-    HAS_USEARCH = True
-except ImportError:
-    HAS_USEARCH = False
-
-OURS = "exactknn"
-SAMPLE = 48  # queries whose answers are compared with float64
-LONG = 20.0  # seconds: what a slow library may take for all its runs of one work
-RECORDS = Path(__file__).parent / "record"
-
-Search = Callable[[], tuple[npt.NDArray[Any], npt.NDArray[Any]]]
-
-
-@dataclass(frozen=True)
-class Work:
-    """One search: `queries` rows against `references` rows of length `dimension`, for the `k` nearest."""
-
-    queries: int
-    references: int
-    dimension: int
-    k: int
-
-    @property
-    def name(self) -> str:
-        """What `--only` takes a part of, such as `4096x65536x128-k10`."""
-        return f"{self.queries}x{self.references}x{self.dimension}-k{self.k}"
-
-    @property
-    def operations(self) -> int:
-        """A multiplication and an addition for each number of each pair of rows."""
-        return 2 * self.queries * self.references * self.dimension
-
-
-FULL = (
-    Work(4096, 65536, 128, 10),
-    Work(4096, 65536, 128, 100),
-    Work(4096, 65536, 512, 10),
-    Work(256, 65536, 128, 10),
-    Work(1, 65536, 128, 10),
-)
-QUICK = (
-    Work(1024, 16384, 128, 10),
-    Work(1024, 16384, 128, 100),
-    Work(1024, 16384, 512, 10),
-    Work(256, 16384, 128, 10),
-    Work(1, 16384, 128, 10),
-)
+SETTLE = 0.02  # seconds between two libraries, in which the threads of the last one go to sleep
+LEAST = 3  # turns of a library that a goal is set against
+SHORT = 0.05  # seconds: shorter searches are run several times in a turn
 
 
 @dataclass
-class Result:
-    """What one library did with one work."""
+class Settings:
+    """What the command was asked for."""
 
-    work: str
-    peer: str
-    seconds: float
-    gflops: float
-    ratio: float  # its time over ours
-    recall: float  # share of its neighbours that are no farther than the true k-th
-    ids_differ: int  # places of the sample where another row number stands than in the truth
+    threads: int
+    repeats: int
+    budget: float
+    memory: bool
+    skip: Sequence[str]
+
+
+@dataclass
+class Asked:
+    """A library: the way to ask it, its first run, and all later ones beside ours."""
+
+    search: Search
+    first: float
+    recall: float
+    ids_differ: int
     ids_compared: int
+    least: int = 1  # turns that it gets even beyond the budget
+    times: list[float] = field(default_factory=list)
+    ours: list[float] = field(default_factory=list)
 
 
-def searches(query: Rows, reference: Rows, k: int, threads: int) -> dict[str, list[Search]]:
-    """For each library the ways to ask it; where there are several, the fastest one counts."""
-    q, r = torch.from_numpy(query), torch.from_numpy(reference)
-    distance = LpDistance(normalize_embeddings=False, power=2)
+class Truth:
+    """The float64 answers of a few queries of one work."""
 
-    def by_faiss() -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        index = faiss.IndexFlatL2(reference.shape[1])
-        index.add(reference)
-        values, ids = index.search(query, k)
-        return values, ids
+    def __init__(self, work: Work, query: Rows, reference: Rows) -> None:
+        self.work, self.query, self.reference = work, query, reference
+        self.chosen = np.unique(np.linspace(0, work.count - 1, SAMPLE).astype(np.int64))
+        self.values: npt.NDArray[Any]
+        self.values, self.ids = truth(query[self.chosen], reference, work.columns + work.is_self, work.metric)
+        if work.is_self:
+            self.values, self.ids = without_self(self.values, self.ids, self.chosen)
 
-    built = faiss.IndexFlatL2(reference.shape[1])
-    built.add(reference)
+    def compare(self, found: Found) -> tuple[float, int, int]:
+        """Recall by distance, places with another row number than the truth, and places compared."""
+        ids: Ids = np.asarray(found[1])[self.chosen].astype(np.int64)
+        inside = (ids >= 0) & (ids < self.work.references)
+        query, known = self.query[self.chosen], np.where(inside, ids, 0)
+        values = exact_values(query, self.reference, known, self.work.metric).astype(np.float32)
+        last = self.values[:, -1:]
+        near = inside & (values >= last if self.work.metric == "inner_product" else values <= last)
+        return float(near.mean()), int((ids != self.ids).sum()), ids.size
 
-    def by_built_faiss() -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        values, ids = built.search(query, k)
-        return values, ids
 
-    def by_torch() -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        values, ids = torch.cdist(q, r).topk(k, largest=False)
-        return values.numpy(), ids.numpy()
-
-    def by_metric_learning(batch_size: int | None) -> Search:
-        knn = CustomKNN(distance, batch_size=batch_size)
-
-        def search() -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-            with torch.no_grad():
-                values, ids = knn(q, k, r, False)
-            return values.numpy(), ids.numpy()
-
-        return search
-
-    def by_sklearn() -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        values, ids = NearestNeighbors(n_neighbors=k, algorithm="brute").fit(reference).kneighbors(query)
-        return values, ids
-
-    def by_usearch() -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        found = usearch_index.search(reference, query, k, "l2sq", exact=True, threads=threads)
-        return found.distances.reshape(len(query), k), found.keys.astype(np.int64).reshape(len(query), k)
-
-    ways: dict[str, list[Search]] = {
-        OURS: [lambda: exactknn.knn(query, reference, k, metric="sqeuclidean", num_threads=threads)],
-        # The ratio that is claimed is against the second: faiss's own copy of the rows made beforehand.
-        "faiss IndexFlatL2, index built in the time": [by_faiss],
-        "faiss IndexFlatL2": [by_built_faiss],
-        "torch cdist + topk": [by_torch],
-        "pytorch-metric-learning CustomKNN": [by_metric_learning(None), by_metric_learning(256)],
-        "scikit-learn brute": [by_sklearn],
-    }
-    if HAS_USEARCH:
-        ways["usearch exact"] = [by_usearch]
-    return ways
+def timed(search: Search) -> tuple[float, Found]:
+    """How long one run of `search` takes, and what it finds."""
+    start = time.perf_counter()
+    found = search()
+    return time.perf_counter() - start, found
 
 
 def seconds_of(search: Search) -> float:
     """How long one run of `search` takes."""
-    start = time.perf_counter()
-    search()
-    return time.perf_counter() - start
+    return timed(search)[0]
 
 
-def fastest(ways: Sequence[Search]) -> tuple[Search, float]:
-    """The way that is fastest once warm, and its time; the first run of each is not counted if it was short."""
-    best: tuple[Search, float] | None = None
-    for way in ways:
-        seconds = seconds_of(way)
-        if seconds < LONG / 4:
-            seconds = min(seconds, seconds_of(way))
-        if best is None or seconds < best[1]:
-            best = way, seconds
-    if best is None:
-        raise ValueError("ways: wanted at least one search, got none")
-    return best
+def search_report(queries: int) -> tuple[str | None, float | None]:
+    """The filter of this thread's last search, and the float64 values that it formed for each of its `queries`."""
+    told = _core.last_search()
+    return (str(told["filter"]), told["rescored"] / max(queries, 1)) if told else (None, None)
 
 
-def compare(
-    work: Work, query: Rows, reference: Rows, ways: dict[str, list[Search]]
-) -> dict[str, tuple[float, int, int]]:
-    """Recall by distance, places with another row number than the truth, and places compared, for each library."""
-    chosen = np.unique(np.linspace(0, work.queries - 1, SAMPLE).astype(np.int64))
-    values, ids = truth(query[chosen], reference, work.k)
-    compared = {}
-    for name, (way, *_) in ways.items():
-        found: Ids = np.asarray(way()[1])[chosen].astype(np.int64)
-        inside = (found >= 0) & (found < work.references)
-        distances = squared_distances(query[chosen], reference, np.where(inside, found, 0)).astype(np.float32)
-        near = inside & (distances <= values[:, -1:])
-        compared[name] = float(near.mean()), int((found != ids).sum()), ids.size
-    return compared
+def core_peaks(threads: int) -> dict[str, float]:
+    """Gop/s of multiply-adds that `threads` threads reach without touching memory, by kind of number."""
+    peaks = {kind: _core.measure(kind) for kind in ("float32", "int8")}
+    return {kind: threads * peak / 1e9 for kind, peak in peaks.items() if peak}
 
 
-def run(work: Work, threads: int, repeats: int) -> list[Result]:
-    """Compare the answers of all libraries for `work`, then time them in turns."""
-    reference = clustered_rows(work.references, work.dimension, seed=1)
-    query = clustered_rows(work.queries, work.dimension, seed=2)
-    ways = searches(query, reference, work.k, threads)
-    compared = compare(work, query, reference, ways)
-    warm = {name: fastest(several) for name, several in ways.items()}
-    # Short works are repeated more often: their medians are the noisier ones.
-    rounds = repeats if max(seconds for _, seconds in warm.values()) > 0.2 else 5 * repeats
-    allowed = {name: max(1, min(rounds, int(LONG / max(seconds, 1e-9)))) for name, (_, seconds) in warm.items()}
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(rounds):
-        for name, (way, _) in warm.items():
-            if turn < allowed[name]:
-                times[name].append(seconds_of(way))
-    medians = {name: statistics.median(several) for name, several in times.items()}
-    return [
-        Result(work.name, name, seconds, work.operations / seconds / 1e9, seconds / medians[OURS], *compared[name])
-        for name, seconds in medians.items()
-    ]
-
-
-def matrix_product_gflops() -> float:
+def product_gops() -> float:
     """The float32 speed of torch's matrix product, in Gop/s: about what the processor can do in float32."""
     a = torch.randn(2048, 2048)
     torch.mm(a, a)
     return 2 * 2048**3 / min(seconds_of(lambda: (torch.mm(a, a).numpy(), a.numpy())) for _ in range(5)) / 1e9
 
 
-def table(results: Sequence[Result]) -> str:
-    """The results as one Markdown table."""
-    lines = [
-        "| work | library | median | Gop/s | time over ours | recall by distance | other ids |",
-        "|---|---|--:|--:|--:|--:|--:|",
-    ]
-    for r in results:
-        duration = f"{r.seconds * 1e3:,.2f} ms" if r.seconds < 0.1 else f"{r.seconds:,.3f} s"
-        work = r.work if r.peer == OURS else ""
-        lines.append(
-            f"| {work} | {r.peer} | {duration} | {r.gflops:,.0f} | {r.ratio:.2f}x | {r.recall:.4f} "
-            f"| {r.ids_differ:,} of {r.ids_compared:,} |"
+def ask(several: Sequence[Way], right: Truth, budget: float) -> Asked:
+    """Run each way that fits once or, if that is short, twice, compare the answers, and keep the fastest one.
+
+    Raises:
+        MemoryError: none fits into the memory that is free.
+    """
+    best: Asked | None = None
+    for way, needed in several:
+        if needed > 0.93 * psutil.virtual_memory().available:
+            continue
+        seconds, found = timed(way)
+        compared = right.compare(found)
+        del found
+        if seconds < budget / 8:  # the first run of a library starts its threads
+            seconds = min(seconds, seconds_of(way))
+        if best is None or seconds < best.first:
+            best = Asked(way, seconds, *compared)
+        if seconds > budget:
+            break
+    if best is None:
+        wanted, free = several[-1].bytes_needed / (1 << 30), psutil.virtual_memory().available / (1 << 30)
+        raise MemoryError(f"needs about {wanted:.1f} GiB, {free:.1f} GiB are free")
+    return best
+
+
+def take_turns(asked: dict[str, Asked], repeats: int, budget: float) -> None:
+    """Time ours and each library alternately, as often as the budget of each allows."""
+    ours = asked[OURS]
+    peers = [peer for name, peer in asked.items() if name != OURS] or [ours]
+
+    def runs(one: Asked) -> int:
+        return min(10, math.ceil(SHORT / max(one.first, 1e-6)))
+
+    def several(one: Asked) -> list[float]:
+        time.sleep(SETTLE)
+        return [seconds_of(one.search) for _ in range(runs(one))]
+
+    for turn in range(3 * repeats):
+        for peer in peers:
+            both = sum(runs(one) * one.first + SETTLE for one in (ours, peer))
+            turns = min(repeats if both > 4 * SHORT else 3 * repeats, max(peer.least, int(budget / both)))
+            if turn >= turns or max(ours.first, peer.first) > budget:
+                continue
+            beside = several(ours)
+            ours.times += beside
+            if peer is not ours:
+                peer.ours += beside
+                peer.times += several(peer)
+
+
+def run(work: Work, settings: Settings, report: Report) -> None:
+    """Compare the answers of all libraries for `work`, time them in turns, and add what was found to the report."""
+    query, reference = work.rows()
+    right = Truth(work, query, reference)
+    on_curve = work.prefix == CURVE
+    budget = settings.budget / 4 if on_curve else settings.budget
+    asked: dict[str, Asked] = {}
+    told: tuple[str | None, float | None] = None, None
+    for name, several in ways(work, query, reference, settings.threads).items():
+        if name != OURS and any(part.lower() in name.lower() for part in settings.skip):
+            continue
+        try:
+            asked[name] = ask(several, right, budget)
+            if name in work.goals:  # a ratio that is judged is no single run's
+                asked[name].least = min(LEAST, settings.repeats)
+        except Exception as error:
+            why = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            report.notes.append(f"{work.name}: {name} left out, {why}")
+            if isinstance(error, MemoryError) and name == OURS:
+                return
+            if name == OURS:
+                raise
+            continue
+        if name == OURS:
+            told = search_report(len(query))
+    take_turns(asked, settings.repeats, budget)
+
+    ours = asked[OURS]
+    ours.times = ours.times or [ours.first]
+    for name, peer in asked.items():
+        times, beside = peer.times or [peer.first], peer.ours or ours.times
+        median, minimum = statistics.median(times), min(times)
+        report.results.append(
+            Result(
+                work.name,
+                work.count,
+                name,
+                len(times),
+                median,
+                minimum,
+                median / statistics.median(beside),
+                minimum / min(beside),
+                work.operations / median / 1e9,
+                peer.recall,
+                peer.ids_differ,
+                peer.ids_compared,
+                work.goals.get(name),
+            )
         )
-    return "\n".join(lines)
+    added = memory_added(work, query, reference, settings.threads) if settings.memory and not on_curve else None
+    report.ours.append(Ours(work.name, *told, added, work.allowed))
 
 
-def plot(path: Path, results: Sequence[Result]) -> None:
-    """Draw each library's time over ours, a group of bars for each work."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    works = list(dict.fromkeys(r.work for r in results))
-    peers = [name for name in dict.fromkeys(r.peer for r in results) if name != OURS]
-    height = 0.8 / len(peers)
-    figure, axes = plt.subplots(figsize=(9, 1.2 + 0.24 * len(works) * (len(peers) + 1)), layout="constrained")
-    for place, peer in enumerate(peers):
-        ratios = [next(r.ratio for r in results if r.work == work and r.peer == peer) for work in works]
-        bars = axes.barh([y + (place - (len(peers) - 1) / 2) * height for y in range(len(works))], ratios, height)
-        bars.set_label(peer)
-        axes.bar_label(bars, labels=[f"{ratio:.1f}x" for ratio in ratios], padding=3, fontsize=8)
-    axes.axvline(1, color="black", linewidth=1)
-    axes.set(yticks=range(len(works)), yticklabels=works, xlabel="time over exactknn's (1: equally fast)")
-    axes.margins(x=0.12, y=0.02)
-    axes.invert_yaxis()
-    figure.legend(fontsize=8, loc="outside lower center", ncols=3, frameon=False)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+def memory_added(work: Work, query: Rows, reference: Rows, threads: int) -> int:
+    """Bytes that one search of ours adds at its peak, in a process of its own."""
+    with tempfile.TemporaryDirectory(prefix="exactknn-") as folder:
+        np.save(Path(folder) / "reference.npy", reference)
+        if not work.is_self:
+            np.save(Path(folder) / "query.npy", query)
+        return peak_memory.added_by_arrays(Path(folder), work.columns, work.metric, threads)
 
 
-def report(results: Sequence[Result], threads: int, peak: float) -> str:
-    """The whole text of a record: where and with what it was measured, then the table."""
-    built = exactknn.build_info()
-    info = ", ".join(built[name] for name in ("profile", "target", "rustc") if name in built)
-    libraries = versions("numpy", "faiss-cpu", "torch", "pytorch-metric-learning", "scikit-learn", "usearch")
-    return "\n".join(
-        [
-            f"- exactknn {exactknn.__version__}, commit {commit()}, level {exactknn.simd_level()} ({info})",
-            f"- {cpu()}, {threads} of {cores()} cores",
-            f"- Python {sys.version.split()[0]}, {libraries}",
-            f"- float32 matrix product by torch: {peak:,.0f} Gop/s",
-            f"- rows: float32, unit length, around {CLUSTERS:,} centres",
-            f"- answers of {SAMPLE} queries compared with float64",
-            "",
-            table(results),
-        ]
-    )
-
-
-def write_record(text: str, threads: int) -> Path:
-    """Write `text` to `benches/record/`, named after the day and the processor; a second run of the day replaces it."""
-    today = datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat()
-    machine = re.sub(r"[^a-z0-9]+", "-", re.sub(r"\((?:R|TM)\)", "", cpu(), flags=re.IGNORECASE).lower()).strip("-")
-    path = RECORDS / f"{today}-{machine}-{threads}-threads.md"
-    path.write_text(f"# Peers, {today}\n\n{text}\n", encoding="utf-8")
-    return path
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; 1 when exactknn's own answers are not the float64 truth."""
+def arguments_of(given: Sequence[str] | None) -> tuple[argparse.Namespace, list[Work]]:
+    """Read the command line; the second is what to compare."""
     parser = argparse.ArgumentParser(prog="python -m benches.peers", description="Compare exact searches.")
     parser.add_argument("--quick", action="store_true", help="smaller works, under a minute in all")
     parser.add_argument("--only", metavar="NAME", help="only works whose name contains NAME, such as 4096x65536x128")
+    parser.add_argument("--list", action="store_true", help="print the names of the works and stop")
+    parser.add_argument(
+        "--skip", action="append", default=[], metavar="LIBRARY", help="leave out libraries whose name contains this"
+    )
     parser.add_argument("--threads", type=int, default=cores(), help="threads for every library (default: all cores)")
     parser.add_argument("--repeats", type=int, help="runs of each library (default: 5, with --quick 3)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the ratios there (.png, .svg)")
-    parser.add_argument("--record", action="store_true", help="write the table to benches/record/")
-    options = parser.parse_args(arguments)
-    works = [work for work in (QUICK if options.quick else FULL) if not options.only or options.only in work.name]
-    if not works:
-        names = ", ".join(work.name for work in (QUICK if options.quick else FULL))
-        parser.error(f"--only: wanted part of one of {names}; got {options.only}")
+    parser.add_argument(
+        "--budget", type=float, help="seconds for the runs of one library on one work (default: 8, with --quick 0.5)"
+    )
+    parser.add_argument("--no-memory", dest="memory", action="store_false", help="do not measure memory")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", default=ROOT / "build" / "peers.png", help="picture (default: %(default)s)"
+    )
+    parser.add_argument("--record", action="store_true", help="write the tables to benches/record/")
+    options = parser.parse_args(given)
+    known = (*(QUICK if options.quick else FULL), *curve(options.quick))
+    chosen = [work for work in known if not options.only or options.only in work.name]
+    if not chosen:
+        parser.error(f"--only: wanted part of one of {', '.join(work.name for work in known)}; got {options.only}")
     if options.threads < 1:
         parser.error(f"--threads: wanted at least 1, got {options.threads}")
-    repeats = options.repeats or (3 if options.quick else 5)
+    options.repeats = (3 if options.quick else 5) if options.repeats is None else options.repeats
+    options.budget = (0.5 if options.quick else 8.0) if options.budget is None else options.budget
+    if options.repeats < 1:
+        parser.error(f"--repeats: wanted at least 1, got {options.repeats}")
+    if not options.budget > 0:
+        parser.error(f"--budget: wanted more than 0 seconds, got {options.budget}")
+    return options, chosen
 
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Run the command; 1 when exactknn's own answers are not the float64 truth."""
+    options, chosen = arguments_of(given)
+    if options.list:
+        print("\n".join(work.name for work in chosen))
+        return 0
     threadpoolctl.threadpool_limits(options.threads)
     faiss.omp_set_num_threads(options.threads)
     torch.set_num_threads(options.threads)
-    results: list[Result] = []
-    for work in works:
-        print(f"{work.name} ...", file=sys.stderr, flush=True)
-        results += run(work, options.threads, repeats)
-    text = report(results, options.threads, matrix_product_gflops())
+    settings = Settings(options.threads, options.repeats, options.budget, options.memory, options.skip)
+    report = Report(options.threads, [], [], [], product_gops(), core_peaks(options.threads))
+    began = time.perf_counter()
+    for number, work in enumerate(chosen, 1):
+        print(f"[{number}/{len(chosen)}] {work.name}", end=" ", file=sys.stderr, flush=True)
+        run(work, settings, report)
+        print(f"({time.perf_counter() - began:.0f} s)", file=sys.stderr, flush=True)
+    text = report.text()
     print(text)
     if options.json:
-        options.json.write_text(json.dumps([asdict(r) for r in results], indent=2) + "\n", encoding="utf-8")
-    if options.plot:
-        plot(options.plot, results)
+        options.json.write_text(json.dumps(asdict(report), indent=2) + "\n", encoding="utf-8")
+    for picture in plot(options.plot, report):
+        print(f"drew {picture}", file=sys.stderr)
     if options.record:
-        print(f"\nrecorded in {write_record(text, options.threads)}")
-    wrong = [r.work for r in results if r.peer == OURS and (r.recall < 1 or r.ids_differ)]
+        print(f"recorded in {write_record(text, options.threads)}", file=sys.stderr)
+    exact = (OURS, works.ONE_THREAD)
+    wrong = dict.fromkeys(r.work for r in report.results if r.peer in exact and (r.recall < 1 or r.ids_differ))
     if wrong:
         print(f"\nexactknn's answers differ from float64 for {', '.join(wrong)}: please report this", file=sys.stderr)
     return 1 if wrong else 0

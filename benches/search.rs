@@ -1,6 +1,7 @@
-//! Whole searches at every level, over the number of queries, references, columns and neighbours.
+//! Whole searches over the number of queries, references, columns and neighbours, at every level of this processor.
 //!
-//! `cargo bench -p exactknn-core`. Throughput is in multiply-adds.
+//! `cargo bench -p exactknn-core --bench search [-- NAME]`. Throughput is in multiply-adds. A group changes one size and
+//! keeps the others, so that a line of a report shows what that size costs.
 
 use std::hint::black_box;
 use std::num::NonZero;
@@ -8,44 +9,113 @@ use std::num::NonZero;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use exactknn_core::{Argument, Level, MatrixRef, Metric, Monitor, Options, PoolHandle, Search, Simd};
 
-/// Deterministic rows, roughly uniform in a cube.
-fn rows(count: usize, dim: usize, seed: u64) -> Vec<f32> {
-    let mut state = seed;
-    (0..count * dim)
-        .map(|_| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (state >> 40) as f32 / (1u64 << 24) as f32 - 0.5
-        })
-        .collect()
+/// Clusters that the rows lie around.
+const CENTRES: usize = 512;
+
+/// How far a row lies from its centre, where centres have coordinates within 0.5 of 0.
+const SPREAD: f32 = 0.2;
+
+/// One search; without queries the references among themselves.
+#[derive(Clone, Copy)]
+struct Work {
+    queries: Option<usize>,
+    references: usize,
+    dim: usize,
+    k: usize,
+    metric: Metric,
 }
 
-fn searches(criterion: &mut Criterion) {
+/// Small enough for the scalar level to take its turn too.
+const USUAL: Work = Work { queries: Some(512), references: 16_384, dim: 128, k: 10, metric: Metric::SqEuclidean };
+
+/// Numbers within 0.5 of 0, the same in every run.
+struct Numbers(u64);
+
+impl Numbers {
+    fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 >> 40
+    }
+
+    fn next(&mut self) -> f32 {
+        self.bits() as f32 / (1u64 << 24) as f32 - 0.5
+    }
+}
+
+/// Rows around common centres, as embeddings lie: uniform rows in many columns are all equally far from each other.
+fn rows(count: usize, dim: usize, seed: u64) -> Vec<f32> {
+    let mut common = Numbers(dim as u64);
+    let centres: Vec<f32> = (0..CENTRES * dim).map(|_| common.next()).collect();
+    let mut own = Numbers(seed);
+    let mut made = Vec::with_capacity(count * dim);
+    for _ in 0..count {
+        let centre = own.bits() as usize % CENTRES * dim;
+        made.extend(centres[centre..centre + dim].iter().map(|c| c + 2.0 * SPREAD * own.next()));
+    }
+    made
+}
+
+/// Measure one search at every level.
+fn measure(criterion: &mut Criterion, group: &str, parameter: &str, work: Work) {
     let threads = std::thread::available_parallelism().unwrap_or(NonZero::<usize>::MIN);
     let pool = PoolHandle::get(threads).expect("threads");
-    let mut group = criterion.benchmark_group("knn");
+    let r = rows(work.references, work.dim, 2);
+    let q = work.queries.map(|count| rows(count, work.dim, 1));
+    let reference = MatrixRef::new(&r, work.references, work.dim, Argument::Reference).expect("a matrix");
+    let queries = work.queries.unwrap_or(work.references);
+    let query = MatrixRef::new(q.as_ref().unwrap_or(&r), queries, work.dim, Argument::Query).expect("a matrix");
+    let mut group = criterion.benchmark_group(group);
     group.sample_size(10);
-    for (queries, references, dim, k) in [
-        (1, 32_768, 128, 10),
-        (64, 32_768, 128, 10),
-        (1024, 32_768, 128, 10),
-        (1024, 32_768, 128, 100),
-        (512, 8192, 768, 10),
-    ] {
-        let (q, r) = (rows(queries, dim, 1), rows(references, dim, 2));
-        let query = MatrixRef::new(&q, queries, dim, Argument::Query).expect("a matrix");
-        let reference = MatrixRef::new(&r, references, dim, Argument::Reference).expect("a matrix");
-        group.throughput(Throughput::Elements((queries * references * dim) as u64));
-        for simd in Level::available().into_iter().filter_map(Simd::new) {
-            let options = Options { k, metric: Metric::SqEuclidean, exclude_self: false, simd, threads };
-            let search = Search::new(query, reference, options).expect("good arguments");
-            let name = format!("{queries}x{references}x{dim} k{k}");
-            group.bench_function(BenchmarkId::new(name, simd.level().name()), |bencher| {
-                bencher.iter(|| pool.pool().install(|| black_box(search.run(&Monitor::new()).expect("an answer"))));
-            });
-        }
+    group.throughput(Throughput::Elements((queries * work.references * work.dim) as u64));
+    for simd in Level::available().into_iter().filter_map(Simd::new) {
+        let exclude_self = work.queries.is_none();
+        let options = Options { k: work.k, metric: work.metric, exclude_self, simd, threads };
+        let search = Search::new(query, reference, options).expect("good arguments");
+        group.bench_function(BenchmarkId::new(parameter, simd.level().name()), |bencher| {
+            bencher.iter(|| pool.pool().install(|| black_box(search.run(&Monitor::new()).expect("an answer"))));
+        });
     }
     group.finish();
 }
 
-criterion_group!(benches, searches);
+fn queries(criterion: &mut Criterion) {
+    for queries in [1, 8, 32, 256, 1024] {
+        measure(criterion, "queries", &queries.to_string(), Work { queries: Some(queries), ..USUAL });
+    }
+}
+
+fn references(criterion: &mut Criterion) {
+    for references in [1024, 4096, 65_536] {
+        measure(criterion, "references", &references.to_string(), Work { references, queries: Some(128), ..USUAL });
+    }
+}
+
+fn columns(criterion: &mut Criterion) {
+    for dim in [3, 32, 128, 512, 768] {
+        measure(criterion, "columns", &dim.to_string(), Work { queries: Some(256), dim, ..USUAL });
+    }
+}
+
+fn neighbours(criterion: &mut Criterion) {
+    for k in [1, 10, 100, 1000] {
+        measure(criterion, "neighbours", &k.to_string(), Work { k, ..USUAL });
+    }
+    let all = Work { queries: None, references: 2048, dim: 64, k: 2047, ..USUAL };
+    measure(criterion, "neighbours", "all of 2048", all);
+}
+
+fn metrics(criterion: &mut Criterion) {
+    for metric in [Metric::SqEuclidean, Metric::Euclidean, Metric::Cosine, Metric::InnerProduct] {
+        measure(criterion, "metrics", metric.name(), Work { queries: Some(256), metric, ..USUAL });
+    }
+}
+
+fn against_itself(criterion: &mut Criterion) {
+    for k in [1, 10, 100] {
+        let work = Work { queries: None, references: 4096, k, ..USUAL };
+        measure(criterion, "against itself", &k.to_string(), work);
+    }
+}
+
+criterion_group!(benches, queries, references, columns, neighbours, metrics, against_itself);
 criterion_main!(benches);

@@ -1,9 +1,9 @@
 """Exact k-nearest-neighbour search.
 
-    knn(query, reference, k)
+    knn(query, reference, k), radius(query, reference, r)
         -> _arrays: row-major views in CPU memory, no copy where the layout allows
-        -> _core:   the Rust core (GIL released, Ctrl-C answered)
-        -> (distances, indices) as NumPy arrays
+        -> _core:   the Rust core (GIL released, Ctrl-C answered), which tells _progress how far it is
+        -> (distances, indices), or (indptr, indices, distances), as NumPy arrays
 
 Importing this package loads NumPy and the native core only. The parts for PyTorch live in
 ``exactknn.evaluation`` and ``exactknn.distances``.
@@ -12,12 +12,13 @@ Importing this package loads NumPy and the native core only. The parts for PyTor
 from __future__ import annotations
 
 import logging
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from exactknn import _arrays, _core
+from exactknn import _arrays, _core, _progress
 from exactknn._core import (
     __version__,
     available_simd_levels,
@@ -34,6 +35,7 @@ __all__ = [
     "build_info",
     "get_num_threads",
     "knn",
+    "radius",
     "set_num_threads",
     "set_simd_level",
     "simd_level",
@@ -54,6 +56,7 @@ def knn(
     p: float | None = None,
     exclude_self: bool | None = None,
     num_threads: int | None = None,
+    progress: bool | Callable[[float], object] | None = None,
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
     """Find the ``k`` exact nearest reference rows of each query row.
 
@@ -74,13 +77,17 @@ def knn(
             reference, ``True`` says that the queries are its first ``n`` rows. ``None``: ``True`` without a
             reference, ``False`` with one.
         num_threads: threads for this call, at least 1. ``None``: see ``set_num_threads``.
+        progress: ``True`` shows a bar on stderr (by tqdm where it is installed, else a percentage). A function is
+            called on this thread with the finished fraction, about 25 times a second: never less than before, and
+            1.0 when the search is done; what it raises stops the search. ``None`` and ``False``: nothing.
 
     Returns:
         ``(distances, indices)``, both ``(n, k)``, nearest first. Distances are float64 for float64 input, else
         float32; indices are int64 row numbers of the reference.
 
     Raises:
-        TypeError: a type that is not taken, a ``k`` that is not an integer, or a ``p`` that is not a number.
+        TypeError: a type that is not taken, a ``k`` that is not an integer, a ``p`` that is not a number, or a
+            ``progress`` of another kind.
         ValueError: wrong shape, dimension, ``k``, metric, ``p`` or device, or a NaN or infinity in a row.
 
     Examples:
@@ -88,27 +95,160 @@ def knn(
         >>> distances.tolist(), indices.tolist()
         ([[1.0, 4.0]], [[1, 0]])
     """
-    if metric not in _METRICS:
-        raise ValueError(f"metric must be one of {', '.join(_METRICS)}, got {metric!r}")
-    if p is not None:
-        p = _arrays.as_exponent(p, "p")
-        if metric != "minkowski":
-            raise ValueError(f"p is for metric='minkowski' only, got p={p:g} with metric={metric!r}")
+    p = _check_metric(metric, p)
     count = _arrays.as_count(k, "k", minimum=0)
     if num_threads is not None:
         num_threads = _arrays.as_count(num_threads, "num_threads", minimum=1)
-    if exclude_self is None:
-        exclude_self = reference is None
-    elif not isinstance(exclude_self, (bool, np.bool_)):
-        raise TypeError(f"exclude_self must be True, False or None, got {exclude_self!r}")
+    exclude_self = _whether_to_exclude_self(exclude_self, reference)
     pair = _arrays.as_pair(query, reference)
-    return _core.knn(
-        pair.query,
-        pair.reference,
-        count,
-        metric,
-        exclude_self=bool(exclude_self),
-        bfloat16=pair.bfloat16,
-        num_threads=num_threads,
-        p=p,
-    )
+    with _progress.reporting(progress) as report:
+        return _core.knn(
+            pair.query,
+            pair.reference,
+            count,
+            metric,
+            exclude_self=exclude_self,
+            bfloat16=pair.bfloat16,
+            num_threads=num_threads,
+            progress=report,
+            p=p,
+        )
+
+
+# What it returns depends on ``return_distances``: the three forms of one signature.
+@overload
+def radius(
+    query: Any,
+    reference: Any = None,
+    r: float = ...,
+    *,
+    metric: str = ...,
+    p: float | None = ...,
+    exclude_self: bool | None = ...,
+    return_distances: Literal[True] = ...,
+    sort: bool | None = ...,
+    num_threads: int | None = ...,
+    progress: bool | Callable[[float], object] | None = ...,
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[Any]]: ...
+@overload
+def radius(
+    query: Any,
+    reference: Any = None,
+    r: float = ...,
+    *,
+    metric: str = ...,
+    p: float | None = ...,
+    exclude_self: bool | None = ...,
+    return_distances: Literal[False],
+    sort: bool | None = ...,
+    num_threads: int | None = ...,
+    progress: bool | Callable[[float], object] | None = ...,
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]: ...
+@overload
+def radius(
+    query: Any,
+    reference: Any = None,
+    r: float = ...,
+    *,
+    metric: str = ...,
+    p: float | None = ...,
+    exclude_self: bool | None = ...,
+    return_distances: bool,
+    sort: bool | None = ...,
+    num_threads: int | None = ...,
+    progress: bool | Callable[[float], object] | None = ...,
+) -> tuple[npt.NDArray[Any], ...]: ...
+def radius(
+    query: Any,
+    reference: Any = None,
+    r: float | None = None,
+    *,
+    metric: str = "sqeuclidean",
+    p: float | None = None,
+    exclude_self: bool | None = None,
+    return_distances: bool = True,
+    sort: bool | None = None,
+    num_threads: int | None = None,
+    progress: bool | Callable[[float], object] | None = None,
+) -> tuple[npt.NDArray[Any], ...]:
+    """Find all reference rows within ``r`` of each query row.
+
+    A row is inside when the distance that is returned for it is at most ``r``, compared as float64 numbers; a
+    similarity must be at least ``r``. Equal values are on the same side. Values are those of ``knn``, so is the order.
+
+    Args:
+        query: ``(n, d)`` rows, of the kinds that ``knn`` takes.
+        reference: ``(m, d)`` rows. ``None``: the query rows are searched among themselves.
+        r: the radius, a finite number, in the units of the metric: a *squared* distance for ``"sqeuclidean"``,
+            1 - cosine similarity for ``"cosine"``. No distance is within a negative radius.
+        metric: as for ``knn``; of an ``"inner_product"`` ``r`` is the least.
+        p: as for ``knn``: the exponent of ``"minkowski"``.
+        exclude_self: as for ``knn``: whether query ``i`` is reference row ``i`` and must not be returned for itself.
+            ``None``: ``True`` without a reference, ``False`` with one.
+        return_distances: ``False`` leaves the distances out. Rows that are certain to be inside are then not measured
+            at all, unless ``sort=True`` asks for it.
+        sort: ``True``: the rows of a query come nearest first, ties by row number. ``False``: by row number. ``None``:
+            nearest first when distances are returned, else by row number.
+        num_threads: threads for this call, at least 1. ``None``: see ``set_num_threads``.
+        progress: as for ``knn``.
+
+    Returns:
+        ``(indptr, indices, distances)``, the arrays of a matrix in compressed rows: query ``i`` found the rows
+        ``indices[indptr[i]:indptr[i + 1]]`` at the distances in the same places. ``indptr`` has ``n + 1`` entries;
+        ``indptr`` and ``indices`` are int64, distances float64 for float64 input, else float32.
+        ``(indptr, indices)`` with ``return_distances=False``.
+
+    Raises:
+        TypeError: a type that is not taken, or an ``r`` or ``p`` that is not a real number.
+        ValueError: wrong shape, dimension, metric, ``p`` or device, or a NaN or infinity in a row or as ``r``.
+        MemoryError: more rows are inside than fit into memory.
+
+    Examples:
+        >>> indptr, indices, distances = radius([[0.0], [5.0]], [[1.0], [-2.0], [0.0]], r=4)
+        >>> indptr.tolist(), indices.tolist(), distances.tolist()
+        ([0, 3, 3], [2, 0, 1], [0.0, 1.0, 4.0])
+    """
+    p = _check_metric(metric, p)
+    if r is None:
+        raise TypeError("r must be a real number, got None: it has no default")
+    bound = _arrays.as_real(r, "r")
+    exclude_self = _whether_to_exclude_self(exclude_self, reference)
+    with_distances = _arrays.as_flag(return_distances, "return_distances")
+    by_value = with_distances if sort is None else _arrays.as_flag(sort, "sort")
+    if num_threads is not None:
+        num_threads = _arrays.as_count(num_threads, "num_threads", minimum=1)
+    pair = _arrays.as_pair(query, reference)
+    with _progress.reporting(progress) as report:
+        indptr, indices, distances = _core.radius(
+            pair.query,
+            pair.reference,
+            bound,
+            metric,
+            exclude_self=exclude_self,
+            return_distances=with_distances,
+            sort=by_value,
+            bfloat16=pair.bfloat16,
+            num_threads=num_threads,
+            progress=report,
+            p=p,
+        )
+    return (indptr, indices) if distances is None else (indptr, indices, distances)
+
+
+def _check_metric(metric: str, p: float | None) -> float | None:
+    if metric not in _METRICS:
+        raise ValueError(f"metric must be one of {', '.join(_METRICS)}, got {metric!r}")
+    if p is None:
+        return None
+    exponent = _arrays.as_exponent(p, "p")
+    if metric != "minkowski":
+        raise ValueError(f"p is for metric='minkowski' only, got p={exponent:g} with metric={metric!r}")
+    return exponent
+
+
+def _whether_to_exclude_self(exclude_self: bool | None, reference: Any) -> bool:
+    if exclude_self is None:
+        return reference is None
+    if not isinstance(exclude_self, (bool, np.bool_)):
+        raise TypeError(f"exclude_self must be True, False or None, got {exclude_self!r}")
+    return bool(exclude_self)

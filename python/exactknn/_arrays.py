@@ -11,6 +11,7 @@ torch is never imported here: a torch tensor can only exist when its module is a
 
 from __future__ import annotations
 
+import numbers
 import operator
 import sys
 from typing import Any, NamedTuple
@@ -86,6 +87,37 @@ def as_exponent(value: Any, name: str) -> float:
     if not exponent > 0:
         raise ValueError(f"{name} must be a number above 0, or infinity, got {exponent:g}")
     return exponent
+
+
+def as_real(value: Any, name: str) -> float:
+    """Return ``value`` as a finite ``float``.
+
+    Python's and NumPy's integers and floats count; booleans, texts and arrays do not.
+
+    Raises:
+        TypeError: ``value`` is not a real number.
+        ValueError: ``value`` is a NaN, an infinity, or beyond the range of float64.
+    """
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be a real number, got {value!r} of type {type(value).__name__}")
+    try:
+        real = float(value)
+    except OverflowError:
+        raise ValueError(f"{name} must be a finite number, got one beyond the range of float64") from None
+    if not np.isfinite(real):
+        raise ValueError(f"{name} must be a finite number, got {value}")
+    return real
+
+
+def as_flag(value: Any, name: str) -> bool:
+    """Return ``value`` as a ``bool``; truth values of other types do not count.
+
+    Raises:
+        TypeError: ``value`` is neither True nor False.
+    """
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+    return bool(value)
 
 
 def as_matrix(values: Any, name: str) -> Matrix:

@@ -10,6 +10,9 @@ __all__ = [
     "build_info",
     "get_num_threads",
     "knn",
+    "last_search",
+    "measure",
+    "radius",
     "set_num_threads",
     "set_simd_level",
     "simd_level",
@@ -29,9 +32,25 @@ def knn(
     progress: Callable[[float], object] | None = None,
     p: float | None = None,
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]: ...
+def radius(
+    query: npt.NDArray[Any],
+    reference: npt.NDArray[Any] | None,
+    r: float,
+    metric: str,
+    *,
+    exclude_self: bool = False,
+    return_distances: bool = True,
+    sort: bool = True,
+    bfloat16: bool = False,
+    num_threads: int | None = None,
+    progress: Callable[[float], object] | None = None,
+    p: float | None = None,
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[Any] | None]: ...
 def set_num_threads(num_threads: int | None) -> None: ...
 def get_num_threads() -> int: ...
 def simd_level() -> str: ...
 def available_simd_levels() -> list[str]: ...
 def set_simd_level(level: str | None) -> None: ...
 def build_info() -> dict[str, str]: ...
+def last_search() -> dict[str, Any] | None: ...
+def measure(codes: str, dim: int | None = None) -> float | None: ...

@@ -354,13 +354,13 @@ def _common_dtype(query: VectorFile, reference: VectorFile | None) -> Any:
 
 
 def _neighbours(query: VectorFile, reference: VectorFile | None, arguments: argparse.Namespace) -> tuple[Any, Any]:
-    from exactknn import _arrays, _core
+    from exactknn import _arrays, _core, _progress
 
     pair = _arrays.as_pair(query.load(), None if reference is None else reference.load())
     shown = arguments.progress
     if shown is None:
         shown = sys.stderr is not None and sys.stderr.isatty()
-    with _progress(bool(shown)) as progress:
+    with _progress.reporting(bool(shown)) as progress:
         try:
             return _core.knn(
                 pair.query,
@@ -376,65 +376,6 @@ def _neighbours(query: VectorFile, reference: VectorFile | None, arguments: argp
             raise CommandError(str(error)) from error
         except RuntimeError as error:
             raise CommandError(f"this is a bug in exactknn, please report it: {error}", EXIT_FAILURE) from error
-
-
-# --- progress ------------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _progress(shown: bool) -> Iterator[Callable[[float], object] | None]:
-    """Give the function that takes the fraction done, or None when nothing is to be shown."""
-    if not shown or sys.stderr is None:
-        yield None
-        return
-    bar = _tqdm_bar() or _PercentLine()
-    try:
-        yield bar
-    finally:
-        bar.close()
-
-
-class _PercentLine:
-    """Progress as one line of text that is written over."""
-
-    def __init__(self) -> None:
-        self._percent = -1
-        self(0.0)
-
-    def __call__(self, fraction: float) -> None:
-        percent = int(100 * min(max(fraction, 0.0), 1.0))
-        if percent > self._percent:
-            self._percent = percent
-            sys.stderr.write(f"\rexactknn: {percent:3d}%")
-            sys.stderr.flush()
-
-    def close(self) -> None:
-        sys.stderr.write("\n")
-        sys.stderr.flush()
-
-
-class _TqdmBar:
-    """Progress as a tqdm bar, which adds the time gone and the time left."""
-
-    def __init__(self, bar: Any) -> None:
-        self._bar = bar
-
-    def __call__(self, fraction: float) -> None:
-        done = round(100 * min(max(fraction, 0.0), 1.0), 1)
-        if done > self._bar.n:
-            self._bar.update(done - self._bar.n)
-
-    def close(self) -> None:
-        self._bar.close()
-
-
-def _tqdm_bar() -> _TqdmBar | None:
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        return None
-    layout = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}"
-    return _TqdmBar(tqdm(total=100.0, desc="exactknn", bar_format=layout, file=sys.stderr, dynamic_ncols=True))
 
 
 # --- info ----------------------------------------------------------------------------------------------------------

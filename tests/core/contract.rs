@@ -4,6 +4,8 @@
 //! as one query at a time. Levels that the CPU lacks are printed; `EXACTKNN_TEST_LEVELS=avx512` makes their absence a
 //! failure.
 
+mod common;
+
 use std::num::NonZero;
 
 use exactknn_core::{
@@ -12,164 +14,7 @@ use exactknn_core::{
 };
 use proptest::prelude::*;
 
-/// Deterministic numbers without a dependency: splitmix64, and normal deviates as a sum of twelve.
-struct Random(u64);
-
-impl Random {
-    fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn unit(&mut self) -> f64 {
-        (self.bits() >> 11) as f64 / (1u64 << 53) as f64
-    }
-
-    fn normal(&mut self) -> f64 {
-        (0..12).map(|_| self.unit()).sum::<f64>() - 6.0
-    }
-
-    fn below(&mut self, n: usize) -> usize {
-        (self.bits() % n as u64) as usize
-    }
-}
-
-/// What the rows look like. Each kind has broken some library or some bound.
-#[derive(Debug, Clone, Copy)]
-enum Rows {
-    Normal,
-    Unit,
-    /// Small integers: most distances are tied.
-    Grid,
-    /// A few distinct rows, many times over.
-    Duplicates,
-    /// All coordinates of a row equal.
-    Constant,
-    AllEqual,
-    /// Offset 100, spread 0.01.
-    FarFromOrigin,
-    Large,
-    Small,
-    /// Squares overflow float32.
-    Huge,
-    Sparse,
-    /// One row a billion times larger than the rest.
-    OneGiant,
-    /// One coordinate a million times larger than the rest.
-    OneCoordinate,
-    /// Rows that differ in their last bits only.
-    LastBits,
-    /// Every power of two from the smallest float32 up.
-    ManyScales,
-    /// Subnormal float32 numbers.
-    Subnormal,
-}
-
-const KINDS: [Rows; 16] = [
-    Rows::Normal,
-    Rows::Unit,
-    Rows::Grid,
-    Rows::Duplicates,
-    Rows::Constant,
-    Rows::AllEqual,
-    Rows::FarFromOrigin,
-    Rows::Large,
-    Rows::Small,
-    Rows::Huge,
-    Rows::Sparse,
-    Rows::OneGiant,
-    Rows::OneCoordinate,
-    Rows::LastBits,
-    Rows::ManyScales,
-    Rows::Subnormal,
-];
-
-/// Every metric, the one with an exponent at some: by products with and without a root, by powers, and far from 1.
-fn metrics() -> Vec<Metric> {
-    let exponents = [0.5, 0.7, 1.25, 1.5, 3.0, 3.7, 4.0, 100.0];
-    let minkowski = exponents.map(|p| Metric::minkowski(p).expect("above 0"));
-    Metric::ALL.into_iter().chain(minkowski).collect()
-}
-
-fn rows(kind: Rows, count: usize, dim: usize, random: &mut Random) -> Vec<Vec<f64>> {
-    let mut data: Vec<Vec<f64>> = (0..count)
-        .map(|_| {
-            (0..dim)
-                .map(|_| match kind {
-                    Rows::Grid => random.below(3) as f64,
-                    Rows::FarFromOrigin => 100.0 + 0.01 * random.normal(),
-                    Rows::Large => 1e6 * random.normal(),
-                    Rows::Small => 1e-6 * random.normal(),
-                    Rows::Huge => 1e20 * random.normal(),
-                    Rows::Sparse => {
-                        if random.below(10) == 0 {
-                            random.normal()
-                        } else {
-                            0.0
-                        }
-                    }
-                    Rows::LastBits => 1.0 + random.below(4) as f64 * f64::from(f32::EPSILON),
-                    Rows::Subnormal => 1e-40 * random.normal(),
-                    _ => random.normal(),
-                })
-                .collect()
-        })
-        .collect();
-    match kind {
-        Rows::Unit => {
-            for row in &mut data {
-                let norm = row.iter().map(|x| x * x).sum::<f64>().sqrt().max(1e-9);
-                row.iter_mut().for_each(|x| *x /= norm);
-            }
-        }
-        Rows::Duplicates => {
-            for i in 7..count {
-                data[i] = data[random.below(7)].clone();
-            }
-        }
-        Rows::Constant => {
-            for row in &mut data {
-                let first = row[0];
-                row.fill(first);
-            }
-        }
-        Rows::AllEqual => {
-            for i in 1..count {
-                data[i] = data[0].clone();
-            }
-        }
-        Rows::OneGiant => data[random.below(count)].iter_mut().for_each(|x| *x *= 1e9),
-        Rows::OneCoordinate => data.iter_mut().for_each(|row| row[0] *= 1e6),
-        Rows::ManyScales => {
-            for (i, row) in data.iter_mut().enumerate() {
-                row.iter_mut().for_each(|x| *x *= 2f64.powi((i as i32 * 7) % 240 - 120));
-            }
-        }
-        _ => {}
-    }
-    data
-}
-
-fn levels() -> Vec<Simd> {
-    let wanted = std::env::var("EXACTKNN_TEST_LEVELS").unwrap_or_default();
-    for name in wanted.split(',').filter(|name| !name.is_empty()) {
-        let level = Level::ALL.into_iter().find(|level| level.name() == name).expect("a level's name");
-        assert!(level.is_available(), "this CPU lacks {name}, which EXACTKNN_TEST_LEVELS asks for");
-    }
-    Level::ALL
-        .into_iter()
-        .filter_map(|level| {
-            let simd = Simd::new(level);
-            if simd.is_none() {
-                eprintln!("NOT TESTED: this CPU lacks {}", level.name());
-            }
-            simd
-        })
-        .collect()
-}
+use common::{KINDS, Random, Rows, Type, any_metric, convert, dims, levels, metrics, rows, types};
 
 fn run<E: Element>(
     query: &[Vec<E>],
@@ -215,18 +60,6 @@ fn check<E: Element>(query: &[Vec<E>], references: &[Vec<E>], k: usize, metric: 
     }
 }
 
-fn convert<E: Copy>(rows: &[Vec<f64>], to: impl Fn(f64) -> E) -> Vec<Vec<E>> {
-    rows.iter().map(|row| row.iter().map(|&x| to(x)).collect()).collect()
-}
-
-#[derive(Debug, Clone, Copy)]
-enum Type {
-    F32,
-    F64,
-    F16,
-    Bf16,
-}
-
 /// Queries and references as numbers of one type, within its range.
 fn check_as(kind: Type, query: &[Vec<f64>], references: &[Vec<f64>], k: usize, metric: Metric, exclude_self: bool) {
     match kind {
@@ -244,14 +77,6 @@ fn check_as(kind: Type, query: &[Vec<f64>], references: &[Vec<f64>], k: usize, m
     }
 }
 
-fn dims() -> impl Strategy<Value = usize> {
-    prop_oneof![1usize..=130, Just(513)]
-}
-
-fn types() -> impl Strategy<Value = Type> {
-    prop_oneof![4 => Just(Type::F32), 1 => Just(Type::F64), 1 => Just(Type::F16), 1 => Just(Type::Bf16)]
-}
-
 proptest! {
     #![proptest_config(ProptestConfig { cases: 160, failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -265,11 +90,11 @@ proptest! {
         queries in 1usize..40,
         share in 0.0f64..1.0,
         small_k: bool,
-        metric in 0..metrics().len(),
+        metric in any_metric(),
         element in types(),
         self_search: bool,
     ) {
-        let (kind, metric) = (KINDS[kind], metrics()[metric]);
+        let kind = KINDS[kind];
         let mut random = Random(seed);
         let data = rows(kind, references, dim, &mut random);
         let most = if self_search { references - 1 } else { references };

@@ -132,3 +132,39 @@ def test_numbers_of_every_kind_are_exponents(p):
     assert same_bytes(
         exactknn.knn(points, k=3, metric="minkowski", p=p), exactknn.knn(points, k=3, metric="minkowski", p=3.0)
     )
+
+
+@pytest.mark.parametrize("p", EXPONENTS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_radius_cuts_the_ranking_of_knn(p, dtype, level):
+    query, reference = rows(30, 9).astype(dtype), rows(300, 9, seed=1).astype(dtype)
+    distances, indices = exactknn.knn(query, reference, 300, metric="minkowski", p=p)
+    for r in (distances[3, 7], distances[29, 150], dtype(0)):
+        inside = distances <= r
+        found = exactknn.radius(query, reference, r, metric="minkowski", p=p)
+        assert found[0].tolist() == [0, *np.cumsum(inside.sum(axis=1))]
+        assert same_bytes(found[1:], (indices[inside], distances[inside]))
+        bare = exactknn.radius(query, reference, r, metric="minkowski", p=p, return_distances=False)
+        by_row = exactknn.radius(query, reference, r, metric="minkowski", p=p, sort=False)
+        assert same_bytes(bare, by_row[:2])
+        assert sorted(by_row[1]) == sorted(found[1])
+
+
+@pytest.mark.parametrize("p", [1, 1.5, 3, 2.7, math.inf])
+def test_rows_on_the_radius_are_inside(p, brute_force):
+    grid = np.random.default_rng(3).integers(0, 3, (400, 3)).astype(np.float32)
+    distances, indices = brute_force(grid, grid, 399, metric="minkowski", p=p, exclude_self=True)
+    for r in (0, 1, 2):
+        indptr, found, values = exactknn.radius(grid, r=r, metric="minkowski", p=p)
+        assert indptr.tolist() == [0, *np.cumsum((distances <= r).sum(axis=1))]
+        assert found.tolist() == indices[distances <= r].tolist()
+        np.testing.assert_allclose(values, distances[distances <= r], rtol=1.2e-7)
+
+
+def test_a_radius_refuses_the_same_exponents():
+    with pytest.raises(ValueError, match=r"^p must be a number above 0, or infinity, got 0$"):
+        exactknn.radius(rows(3, 2), r=1, metric="minkowski", p=0)
+    with pytest.raises(TypeError, match=r"^p must be a number, got '2' of type str$"):
+        exactknn.radius(rows(3, 2), r=1, metric="minkowski", p="2")
+    with pytest.raises(ValueError, match=r"^p is for metric='minkowski' only, got p=3 with metric='cosine'$"):
+        exactknn.radius(rows(3, 2), r=1, metric="cosine", p=3)

@@ -3,9 +3,10 @@
 //! ```text
 //! rows ──centre, scale──> psi (query), rho (reference)        real numbers
 //!        key      g = psi . rho - h(rho)                       larger is nearer
-//!        computed g~ with  |g~ - g| <= alpha A + beta B        alpha, beta of the query row, A, B of the panel
+//!        computed g~ with  |g~ - g| <= alpha A + beta B + C    alpha, beta of the query row, A, B, C of the panel
 //!        floor    L: a row with g < L ranks strictly behind k known rows, rounding and ties included
-//! skip a row  <=>  g~ < L - (alpha A + beta B)  ==>  g < L
+//! skip a row  <=>  g~ < L - (alpha A + beta B + C)  ==>  g < L
+//!        ceiling  U: a row with g > U has at most a given distance, the noise of float64 included (radius search)
 //! ```
 //!
 //! Lp geometry: `g = -N(psi - rho)`, and a computed key is off by a share of itself besides; the floor contains that share.
@@ -21,6 +22,9 @@ pub(crate) const U32: f64 = 1.0 / (1u64 << 24) as f64;
 
 /// Stands for underflow: added to every norm. Times `U32` it exceeds `sqrt(d) * 2^-126` for every `d` below 2^36.
 pub(crate) const TAU: f64 = 1.0 / (1u64 << 60) as f64;
+
+/// What a 2-norm may lose when squares are formed in float32: those of numbers below `2^-63` vanish, `2^-63 sqrt(d)` in all.
+pub(crate) const VANISHED: f64 = 1.0 / (1u64 << 54) as f64;
 
 /// Absolute slack for what underflows in a sum of products of centred rows: `2 d 2^-126` for `d` below 2^25.
 pub(crate) const UNDERFLOW: f64 = 1.0 / (1u128 << 99) as f64;
@@ -56,6 +60,14 @@ fn power_error(metric: Metric) -> f64 {
     if matches!(metric, Metric::Minkowski(_)) { 1024.0 * f64::EPSILON } else { 0.0 }
 }
 
+/// Largest number of columns whose 8-bit products cannot overflow 32 bits, one operand being unsigned.
+pub(crate) const LARGEST_INT8_DIM: usize = 1 << 16;
+
+/// Relative error of a float32 sum of `dim` terms of one sign in sixteen lanes, the error of each term included.
+pub(crate) fn f32_lane_error(dim: usize) -> f64 {
+    (dim as f64 / 16.0 + 24.0) * U32 * (1.0 + 1.0 / 64.0)
+}
+
 /// Round up to float32, with room for the operations on it.
 pub(crate) fn up(x: f64) -> f32 {
     let inflated = x * INFLATE;
@@ -68,6 +80,16 @@ pub(crate) fn down(x: f64) -> f32 {
     let lowered = x - x.abs() * (4.0 * U32) - UNDERFLOW;
     let rounded = lowered as f32;
     if f64::from(rounded) > lowered { rounded.next_down() } else { rounded }
+}
+
+/// Round up to float32, with room for the operations on it, whatever the sign.
+fn above(x: f64) -> f32 {
+    -down(-x)
+}
+
+/// Computed keys above it, wrong by at most `error`, have an exact key above `ceiling`.
+pub(crate) fn sure_bar(ceiling: f32, error: f32) -> f32 {
+    above(f64::from(ceiling) + f64::from(error))
 }
 
 /// What turns values into keys for one query row.
@@ -105,21 +127,6 @@ impl Floor {
         }
     }
 
-    /// A key below which every row ranks strictly behind all rows whose key is at least `lower`.
-    #[inline]
-    pub(crate) fn below_key(&self, lower: f64) -> f32 {
-        if lower.is_nan() {
-            return f32::NEG_INFINITY; // `max` below would swallow it
-        }
-        let floor = match self.metric.geometry() {
-            Geometry::Euclidean => self.below_squared((self.shift + self.slack - 2.0 * lower).max(0.0)),
-            Geometry::Dot => self.below_similarity(lower, lower + self.shift),
-            // A relative error e of the key: the distance is at most 1/(1-e) times it, and e is below 1/2.
-            Geometry::Lp => self.below_distance((-lower).max(0.0) * (1.0 + 2.0 * self.relative)),
-        };
-        finite_or_lowest(floor)
-    }
-
     /// A key below which every row ranks strictly behind a row of (ranked) value `value`.
     #[inline]
     pub(crate) fn below_value(&self, value: f64) -> f32 {
@@ -138,6 +145,29 @@ impl Floor {
         finite_or_lowest(floor)
     }
 
+    /// A key above which every row's float64 value is at most `value` (at least, for a similarity).
+    ///
+    /// The counterpart of [`Floor::below_value`] with all errors taken to the other side. It knows nothing of rounding to
+    /// the output type: a floor made for it has a `roundoff` of 0, and `value` is an edge between rounded values.
+    pub(crate) fn above_value(&self, value: f64) -> f32 {
+        let ceiling = match self.metric.geometry() {
+            Geometry::Euclidean if value < 0.0 => f64::INFINITY,
+            Geometry::Euclidean => {
+                let squared = if self.metric.has_root() { value * value } else { value };
+                (self.shift + self.slack - squared * self.scale2 * (1.0 - self.width)) * 0.5 + self.slack
+            }
+            Geometry::Dot => {
+                let similarity = if self.metric == Metric::Cosine { 1.0 - value } else { value };
+                let scaled = similarity * self.scale2;
+                scaled - self.shift + self.similarity_margin(scaled)
+            }
+            Geometry::Lp if value < 0.0 => f64::INFINITY,
+            Geometry::Lp => -(value * self.scale2.sqrt() * (1.0 - self.relative) * (1.0 - self.width)) + self.slack,
+        };
+        // Infinite or not a number: of no row is it certain.
+        if ceiling.is_finite() { above(ceiling) } else { f32::INFINITY }
+    }
+
     /// `squared`: a scaled squared distance that the k rows do not exceed.
     fn below_squared(&self, squared: f64) -> f64 {
         (self.shift - self.slack - squared * (1.0 + self.width)) * 0.5 - self.slack
@@ -150,12 +180,17 @@ impl Floor {
 
     /// `key`: a key that the k rows reach; `scaled`: the similarity times `sigma^2` that belongs to it.
     fn below_similarity(&self, key: f64, scaled: f64) -> f64 {
+        key - self.similarity_margin(scaled)
+    }
+
+    /// How far rounding and the errors of float64 can move a similarity of `scaled`.
+    fn similarity_margin(&self, scaled: f64) -> f64 {
         let size = match self.metric {
             Metric::InnerProduct => scaled.abs() + self.slack,
             // A cosine distance rounds relative to 1 - similarity, a similarity relative to itself.
             _ => scaled.abs().max((self.scale2 - scaled).abs()) + self.slack,
         };
-        key - size * self.width - self.slack
+        size * self.width + self.slack
     }
 }
 
@@ -185,15 +220,36 @@ mod tests {
         let next_up = f64::from(0.5f32.next_up());
         let same_rounding = (1.0 - (0.5 + 0.49 * (next_up - 0.5))) / 2.0;
         assert!(f64::from(floor.below_value(0.5)) < same_rounding);
-        assert!(f64::from(floor.below_key(0.25)) < same_rounding);
         assert!(f64::from(floor.below_value(0.5)) > 0.25 - 1e-6, "and no more room than needed");
+    }
+
+    #[test]
+    fn a_ceiling_stands_just_above_the_value() {
+        // Query norm 1, a row at squared distance 0.5: key (1 - 0.5) / 2.
+        let floor = Floor::new(Metric::SqEuclidean, 8, 1.0, 1.0, 1.0, 0.0);
+        let ceiling = f64::from(floor.above_value(0.5));
+        assert!(ceiling > 0.25 && ceiling < 0.25 + 1e-6);
+        assert!(f64::from(floor.below_value(0.5)) < 0.25);
+        let cosine = Floor::new(Metric::Cosine, 8, 0.0, 0.0, 1.0, 0.0);
+        let ceiling = f64::from(cosine.above_value(0.25));
+        assert!(ceiling > 0.75 && ceiling < 0.75 + 1e-6);
+    }
+
+    #[test]
+    fn hopeless_values_make_nothing_certain() {
+        let floor = Floor::new(Metric::Euclidean, 8, 1.0, 1.0, 1.0, 0.0);
+        assert_eq!(floor.above_value(1e200), f32::INFINITY, "its square is infinite");
+        assert_eq!(floor.above_value(-1.0), f32::INFINITY, "no distance is negative");
+        let unusable = Floor::new(Metric::SqEuclidean, 8, f64::INFINITY, f64::INFINITY, 1.0, 0.0);
+        assert_eq!(unusable.above_value(1.0), f32::INFINITY);
+        assert_eq!(sure_bar(1.0, f32::INFINITY), f32::INFINITY, "a row that cannot be filtered");
+        assert_eq!(sure_bar(f32::INFINITY, 1.0), f32::INFINITY);
     }
 
     #[test]
     fn hopeless_values_skip_nothing() {
         let floor = Floor::new(Metric::SqEuclidean, 8, 1.0, 1.0, 1.0, U32);
         assert_eq!(floor.below_value(f64::INFINITY), f32::NEG_INFINITY);
-        assert_eq!(floor.below_key(f64::NEG_INFINITY), f32::NEG_INFINITY);
-        assert_eq!(floor.below_key(f64::NAN), f32::NEG_INFINITY);
+        assert_eq!(floor.below_value(f64::NAN), f32::NEG_INFINITY);
     }
 }

@@ -1,6 +1,6 @@
 //! The one channel between a running search and whoever waits for it: a stop flag one way, progress the other.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use crate::error::{Error, Result};
 
@@ -10,6 +10,34 @@ pub struct Monitor {
     cancelled: AtomicBool,
     done: AtomicU64,
     total: AtomicU64,
+    rescored: AtomicU64,
+    needless: AtomicU64,
+    filter: AtomicU8,
+}
+
+/// How a search went; for benchmarks and the curious.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Report {
+    /// What decided which pairs needed a float64 value: `int8`, `float32`, `bare` (float32 rows as passed) or `none`. The
+    /// last one, if the search stepped down.
+    pub filter: &'static str,
+    /// Pairs that got their float64 value.
+    pub rescored: u64,
+}
+
+/// What decides whether a row needs its float64 value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(u8)]
+pub(crate) enum Filter {
+    /// Nothing: every pair is formed in float64.
+    #[default]
+    Direct,
+    /// Float32 arithmetic on the rows as passed, without packing.
+    Bare,
+    /// Centred float32 rows and their certified bound.
+    Float32,
+    /// Centred rows in 8-bit codes and their certified bound.
+    Int8,
 }
 
 impl Monitor {
@@ -40,6 +68,31 @@ impl Monitor {
     pub(crate) fn begin(&self, total: u64) {
         self.total.store(total.max(1), Ordering::Relaxed);
         self.done.store(0, Ordering::Relaxed);
+    }
+
+    /// State which filter is at work from now on.
+    pub(crate) fn filter(&self, filter: Filter) {
+        self.filter.store(filter as u8, Ordering::Relaxed);
+    }
+
+    /// Count pairs that got their float64 value, and those among them that a sharper filter would have left out.
+    pub(crate) fn tally(&self, rescored: u64, needless: u64) {
+        self.rescored.fetch_add(rescored, Ordering::Relaxed);
+        self.needless.fetch_add(needless, Ordering::Relaxed);
+    }
+
+    /// Both counts so far.
+    pub(crate) fn tallied(&self) -> (u64, u64) {
+        (self.rescored.load(Ordering::Relaxed), self.needless.load(Ordering::Relaxed))
+    }
+
+    /// How the search went.
+    pub fn report(&self) -> Report {
+        let filter = self.filter.load(Ordering::Relaxed);
+        let name = [(Filter::Bare, "bare"), (Filter::Float32, "float32"), (Filter::Int8, "int8")]
+            .into_iter()
+            .find_map(|(kind, name)| (kind as u8 == filter).then_some(name));
+        Report { filter: name.unwrap_or("none"), rescored: self.rescored.load(Ordering::Relaxed) }
     }
 
     /// Count finished units.

@@ -86,6 +86,12 @@ pub enum Error {
         /// Rows of the reference.
         references: usize,
     },
+    /// A radius that no distance can be held against.
+    #[error("r must be a finite number, got {given}")]
+    BadRadius {
+        /// What was given.
+        given: f64,
+    },
     /// A NaN or an infinity.
     #[error("{argument} must be finite, got {value} in row {row}, column {column}")]
     NonFinite {

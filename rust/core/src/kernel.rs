@@ -1,19 +1,22 @@
 //! The contract of a microkernel, in full.
 //!
 //! ```text
-//! query panel  [step][MR][STEP] ─┐
-//!                                ├─ tile MR x NR of keys ── key >= bar? ──> Hits
-//! reference panels [step][NR][STEP], run after run ─┘
+//! query panel      [step][MR] codes ─┐
+//!                                    ├─ tile MR x NR of keys ── key >= bar? ──> Hits
+//! reference panels [step][NR] codes ─┘  run after run
 //! ```
 //!
 //! A kernel multiplies one panel of `MR` query rows with a run of reference panels of `NR` rows each and reports which
-//! *keys* might still matter. The key of a pair is `dot - offset`, the larger the nearer; `bound.rs` says how far it can be
+//! *keys* might still matter. A code holds one column in float32, or four in 8-bit integers. The key of a pair is
+//! `dot of the codes * scales - offset`, the larger the nearer; `bound.rs` says how far it can be
 //! from the truth. The kernel knows nothing of metrics, rows left out, or top k. A second kind of filter (other codes,
 //! another bound) is a second implementation of [`Kernel`]; the planner chooses.
 //!
 //! Edge rule: panels are always full. Missing reference rows are zero codes with an offset of infinity, so their key is
 //! minus infinity; missing query rows are zero codes with a floor of infinity, so that they report (almost) nothing. A key or
 //! a bar that is not a number is reported: what cannot be compared must be rescored. The caller drops pairs of missing rows.
+
+use crate::level::Simd;
 
 /// The largest `MR` of any kernel.
 pub(crate) const MAX_MR: usize = 16;
@@ -25,6 +28,8 @@ pub(crate) const MAX_RUN: usize = 64;
 pub(crate) struct Centred<'a> {
     /// The row in float32; zeros if it cannot be filtered.
     pub(crate) row: &'a [f32],
+    /// How far `row` may be from the exact centred, scaled row, in the 2-norm.
+    pub(crate) row_error: f64,
     /// Norm of the exact centred, scaled row; infinite if the row cannot be filtered.
     pub(crate) norm: f64,
     /// Norm of the row before centring, scaled; 0 where the bound does not need it (Euclidean geometry).
@@ -33,8 +38,8 @@ pub(crate) struct Centred<'a> {
     pub(crate) offset: f64,
     /// An upper bound of the magnitudes that were added up to form `offset`.
     pub(crate) offset_size: f64,
-    /// See [`crate::bound::f32_dot_error`].
-    pub(crate) dot_error: f64,
+    /// The error of `offset` beyond the noise of float64.
+    pub(crate) offset_error: f64,
     /// See [`crate::rescore::relative_error`].
     pub(crate) noise: f64,
 }
@@ -44,19 +49,33 @@ pub(crate) struct Centred<'a> {
 pub(crate) struct PanelTerms {
     pub(crate) a: f32,
     pub(crate) b: f32,
+    pub(crate) c: f32,
 }
 
 impl PanelTerms {
     pub(crate) fn max(self, other: Self) -> Self {
-        Self { a: self.a.max(other.a), b: self.b.max(other.b) }
+        Self { a: self.a.max(other.a), b: self.b.max(other.b), c: self.c.max(other.c) }
     }
 }
 
-/// A query row's part of the error bound.
+/// What a kernel states of an encoded reference row.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct ReferenceTerms {
+    pub(crate) error: PanelTerms,
+    /// What one unit of its codes is worth.
+    pub(crate) scale: f32,
+}
+
+/// What a kernel states of an encoded query row.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub(crate) struct RowTerms {
+pub(crate) struct QueryTerms {
+    /// Its part of the error bound.
     pub(crate) alpha: f32,
     pub(crate) beta: f32,
+    /// What one unit of its codes is worth.
+    pub(crate) scale: f32,
+    /// What its integer products start from.
+    pub(crate) bias: i32,
 }
 
 /// A filter microkernel. Implementations hold the token that proves their instruction set.
@@ -65,60 +84,106 @@ pub(crate) trait Kernel: Copy + Send + Sync {
     const MR: usize;
     /// Rows of a reference panel.
     const NR: usize;
-    /// Columns that one step of the layout holds side by side.
-    const STEP: usize;
-    /// One code of a query row.
-    type QueryCode: Copy + Default + Send + Sync + 'static;
-    /// One code of a reference row.
-    type ReferenceCode: Copy + Default + Send + Sync + 'static;
+    /// Columns that one code holds.
+    const COLUMNS: usize;
+    /// Whether the codes are so coarse that reference rows may be centred in float32 on their way.
+    const COARSE: bool;
+    /// One code of a row.
+    type Code: Copy + Default + Send + Sync + 'static;
 
-    /// Encode a centred reference row into lane `lane` of its panel, and state its part of the error bound.
-    fn encode_reference(row: &Centred<'_>, lane: usize, panel: &mut [Self::ReferenceCode]) -> PanelTerms;
+    /// Encode a centred reference row into lane `lane` of its panel.
+    fn encode_reference(simd: Simd, row: &Centred<'_>, lane: usize, panel: &mut [Self::Code]) -> ReferenceTerms;
 
-    /// Encode a centred query row into lane `lane` of its panel, and state its part of the error bound.
-    fn encode_query(row: &Centred<'_>, lane: usize, panel: &mut [Self::QueryCode]) -> RowTerms;
+    /// Encode a centred query row into lane `lane` of its panel.
+    fn encode_query(simd: Simd, row: &Centred<'_>, lane: usize, panel: &mut [Self::Code]) -> QueryTerms;
 
     /// Report every pair whose key reaches its bar (see [`Bars`]).
-    fn scan(self, query: &QueryPanel<'_, Self::QueryCode>, run: &PanelRun<'_, Self::ReferenceCode>, hits: &mut Hits);
+    fn scan(self, query: &QueryPanel<'_, Self::Code>, run: &PanelRun<'_, Self::Code>, hits: &mut Hits);
 }
 
 /// `MR` query rows, interleaved.
 pub(crate) struct QueryPanel<'a, C> {
-    /// `[step][MR][STEP]`.
+    /// `[step][MR]`.
     pub(crate) codes: &'a [C],
     /// What the keys of each row are held against.
     pub(crate) bars: &'a Bars,
 }
 
-/// The bar of query row `m` against panel `p` is `floor[m] - (alpha[m] * a[p] + beta[m] * b[p])`: keys below it belong
-/// to rows that cannot be among the nearest.
+/// The bar of query row `m` against panel `p` is `floor[m] - (alpha[m] * a[p] + beta[m] * b[p] + c[p])`: keys below it
+/// belong to rows that cannot be among the nearest.
 #[derive(Debug, Clone)]
 pub(crate) struct Bars {
     pub(crate) floor: [f32; MAX_MR],
     pub(crate) alpha: [f32; MAX_MR],
     pub(crate) beta: [f32; MAX_MR],
+    /// [`QueryTerms::scale`] and [`QueryTerms::bias`] of each row.
+    pub(crate) scale: [f32; MAX_MR],
+    pub(crate) bias: [i32; MAX_MR],
 }
 
 impl Bars {
-    /// Write the bars of the first `MR` rows against a panel.
+    /// Bars that no key reaches.
+    pub(crate) fn closed() -> Self {
+        let zeros = [0.0; MAX_MR];
+        Self { floor: [f32::INFINITY; MAX_MR], alpha: zeros, beta: zeros, scale: zeros, bias: [0; MAX_MR] }
+    }
+
+    /// Hold row `m` against `floor`.
+    #[inline(always)]
+    pub(crate) fn open(&mut self, m: usize, floor: f32, terms: QueryTerms) {
+        self.floor[m] = floor;
+        self.alpha[m] = terms.alpha;
+        self.beta[m] = terms.beta;
+        self.scale[m] = terms.scale;
+        self.bias[m] = terms.bias;
+    }
+
+    /// Write the bars of all rows against a panel.
     #[inline(always)]
     pub(crate) fn against(&self, terms: PanelTerms, bars: &mut [f32; MAX_MR]) {
         for m in 0..MAX_MR {
-            bars[m] = self.floor[m] - (self.alpha[m] * terms.a + self.beta[m] * terms.b);
+            bars[m] = self.floor[m] - (self.alpha[m] * terms.a + self.beta[m] * terms.b + terms.c);
         }
     }
 }
 
-/// Neighbouring reference panels.
+/// Which panels of a range a run visits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Visit {
+    All,
+    /// Every [`SAMPLE_STRIDE`]-th panel.
+    Sample,
+    /// The panels that [`Visit::Sample`] leaves out.
+    Rest,
+}
+
+/// One panel in this many belongs to the sample.
+pub(crate) const SAMPLE_STRIDE: usize = 8;
+
+impl Visit {
+    #[inline(always)]
+    pub(crate) fn leaves_out(self, panel: usize) -> bool {
+        match self {
+            Self::All => false,
+            Self::Sample => !panel.is_multiple_of(SAMPLE_STRIDE),
+            Self::Rest => panel.is_multiple_of(SAMPLE_STRIDE),
+        }
+    }
+}
+
+/// Reference panels, and which of them to scan: at most [`MAX_RUN`].
 pub(crate) struct PanelRun<'a, C> {
-    /// `[panel][step][NR][STEP]`.
+    /// `[panel][step][NR]`, all panels.
     pub(crate) codes: &'a [C],
     /// `[panel][NR]`: subtracted from each dot.
     pub(crate) offsets: &'a [f32],
+    /// `[panel][NR]`: see [`ReferenceTerms::scale`].
+    pub(crate) scales: &'a [f32],
     /// One a panel.
     pub(crate) terms: &'a [PanelTerms],
-    /// Row number of the first row.
-    pub(crate) first_row: u32,
+    pub(crate) start: usize,
+    pub(crate) end: usize,
+    pub(crate) visit: Visit,
 }
 
 /// The pairs that a scan reported: one list for each query row of the panel.
@@ -161,6 +226,13 @@ impl Hits {
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     pub(crate) fn grow(&mut self, m: usize, count: usize) {
         self.len[m] += count;
+    }
+
+    /// The rows reported for query row `m`.
+    #[inline(always)]
+    pub(crate) fn rows(&self, m: usize) -> &[u32] {
+        let at = m * self.capacity;
+        &self.rows[at..at + self.len[m]]
     }
 
     /// Rows and keys reported for query row `m`; the list is empty afterwards.

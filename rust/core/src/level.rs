@@ -20,20 +20,26 @@ pub enum Level {
     Scalar = 1,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2 = 2,
+    /// [`Level::Avx2`] with AVX-VNNI: products of 8-bit integers.
+    AvxVnni = 3,
     /// x86-64 with AVX-512 F, BW, DQ and VL.
-    Avx512 = 3,
+    Avx512 = 4,
+    /// [`Level::Avx512`] with AVX-512 VNNI: products of 8-bit integers.
+    Avx512Vnni = 5,
 }
 
 impl Level {
     /// Every level, slowest first, whether this CPU has it or not.
-    pub const ALL: [Self; 3] = [Self::Scalar, Self::Avx2, Self::Avx512];
+    pub const ALL: [Self; 5] = [Self::Scalar, Self::Avx2, Self::AvxVnni, Self::Avx512, Self::Avx512Vnni];
 
     /// The name used by the environment variable and the API.
     pub fn name(self) -> &'static str {
         match self {
             Self::Scalar => "scalar",
             Self::Avx2 => "avx2",
+            Self::AvxVnni => "avxvnni",
             Self::Avx512 => "avx512",
+            Self::Avx512Vnni => "avx512vnni",
         }
     }
 
@@ -46,6 +52,10 @@ impl Level {
                 is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
             }
             #[cfg(target_arch = "x86_64")]
+            Self::AvxVnni => Self::Avx2.is_available() && is_x86_feature_detected!("avxvnni"),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Vnni => Self::Avx512.is_available() && is_x86_feature_detected!("avx512vnni"),
+            #[cfg(target_arch = "x86_64")]
             Self::Avx512 => {
                 Self::Avx2.is_available()
                     && is_x86_feature_detected!("avx512f")
@@ -54,7 +64,7 @@ impl Level {
                     && is_x86_feature_detected!("avx512vl")
             }
             #[cfg(not(target_arch = "x86_64"))]
-            Self::Avx2 | Self::Avx512 => false,
+            Self::Avx2 | Self::AvxVnni | Self::Avx512 | Self::Avx512Vnni => false,
         }
     }
 
@@ -83,9 +93,17 @@ pub struct Simd(Level);
 #[derive(Debug, Clone, Copy)]
 pub struct Avx2(());
 
+/// Proof of AVX2, FMA, F16C and AVX-VNNI.
+#[derive(Debug, Clone, Copy)]
+pub struct AvxVnni(());
+
 /// Proof of AVX-512 F, BW, DQ and VL.
 #[derive(Debug, Clone, Copy)]
 pub struct Avx512(());
+
+/// Proof of AVX-512 F, BW, DQ, VL and VNNI.
+#[derive(Debug, Clone, Copy)]
+pub struct Avx512Vnni(());
 
 impl Simd {
     /// The proof, if the CPU has the level.
@@ -101,6 +119,16 @@ impl Simd {
     /// A token for AVX2 kernels, where this level includes AVX2.
     pub fn avx2(self) -> Option<Avx2> {
         (self.0 >= Level::Avx2).then_some(Avx2(()))
+    }
+
+    /// A token for AVX-VNNI kernels, at that level alone: a CPU with AVX-512 need not have the shorter form.
+    pub fn avx_vnni(self) -> Option<AvxVnni> {
+        (self.0 == Level::AvxVnni).then_some(AvxVnni(()))
+    }
+
+    /// A token for AVX-512 VNNI kernels, where this level includes them.
+    pub fn avx512_vnni(self) -> Option<Avx512Vnni> {
+        (self.0 == Level::Avx512Vnni).then_some(Avx512Vnni(()))
     }
 
     /// A token for AVX-512 kernels, where this level includes AVX-512.

@@ -9,11 +9,14 @@
 //! | 5 | rows whose key might still reach the k nearest survive; self is skipped | `driver`, `topk` |
 //! | 6 | survivors get their float64 value in one fixed order and are sorted by (value, row) | `rescore`, `order` |
 //!
+//! [`RadiusSearch`] finds all rows within a radius by the same steps; `radius` has the loops of its steps 4 to 6.
+//!
 //! The answer is the same bytes for every level, thread count and batch. See `docs/exactness.md` for the proof.
 
 mod arch;
 #[cfg(test)]
 mod attacks;
+mod bare;
 mod bound;
 mod cancel;
 mod driver;
@@ -22,18 +25,20 @@ mod kernel;
 mod level;
 mod lp;
 mod matrix;
+pub mod measure;
 mod metric;
 mod order;
 mod pack;
 mod plan;
 mod pool;
+mod radius;
 #[cfg(feature = "reference")]
 pub mod reference;
 mod rescore;
 mod search;
 mod topk;
 
-pub use cancel::Monitor;
+pub use cancel::{Monitor, Report};
 pub use error::{Argument, Error, Result};
 pub use half::{bf16, f16};
 pub use level::{LEVEL_VARIABLE, Level, Simd, active as active_level, set_level};
@@ -42,4 +47,5 @@ pub use matrix::{Element, MatrixRef, Output};
 pub use metric::Metric;
 pub use plan::Options;
 pub use pool::{PoolHandle, THREADS_VARIABLE, float_environment, num_threads, set_num_threads};
+pub use radius::{RadiusOptions, RadiusSearch, RowOrder, Within};
 pub use search::{Neighbours, Search};

@@ -20,7 +20,7 @@ use std::fmt;
 
 use crate::error::{Error, Result};
 use crate::matrix::Wide;
-use crate::rescore::{LANES, power_of_two, reduce};
+use crate::rescore::{LANES, power_of_two, reduce, sum_rows};
 
 /// Twice the largest `p` whose powers are products.
 const MOST_HALVES: u32 = 128;
@@ -156,16 +156,20 @@ fn sum_of_powers<W: Wide>(q: &[f64], r: &[W], half: f64, divisor: f64, power: Po
     reduce(lanes)
 }
 
-/// `sum |q_i - r_i|`. It overflows only where the distance does, and nothing in it underflows.
+/// `sum |q_i - r_i|` of `R` pairs. It overflows only where the distance does, and nothing in it underflows.
 #[inline(always)]
-pub(crate) fn cityblock<W: Wide>(q: &[f64], r: &[W]) -> f64 {
-    reduce(fold(q, r, 1.0, add))
+pub(crate) fn cityblock<W: Wide, const R: usize>(q: &[f64], rows: [&[W]; R]) -> [f64; R] {
+    sum_rows(q, rows, |_, x, y| [(x - y).abs()]).map(|[sum]| sum)
 }
 
-/// `max |q_i - r_i|`.
+/// `max |q_i - r_i|` of `R` pairs.
 #[inline(always)]
-pub(crate) fn chebyshev<W: Wide>(q: &[f64], r: &[W]) -> f64 {
-    largest(q, r, 1.0)
+pub(crate) fn chebyshev<W: Wide, const R: usize>(q: &[f64], rows: [&[W]; R]) -> [f64; R] {
+    let mut most = [0.0; R];
+    for r in 0..R {
+        most[r] = largest(q, rows[r], 1.0);
+    }
+    most
 }
 
 /// `(sum |q_i - r_i|^p)^(1/p)`.
@@ -206,7 +210,7 @@ mod tests {
     use crate::level::{Level, Simd};
     use crate::matrix::{Element, MatrixRef};
     use crate::metric::Metric;
-    use crate::rescore::{Prepared, score};
+    use crate::rescore::{Prepared, Widened, score};
 
     fn distance<E: Element>(metric: Metric, q: &[E], r: &[E]) -> f64 {
         let prepared = Prepared::new(metric, q);
@@ -214,7 +218,7 @@ mod tests {
         let mut bits = Vec::new();
         for simd in Level::available().into_iter().filter_map(Simd::new) {
             let mut values = Vec::new();
-            score(simd, &prepared, reference, &[0], &mut Vec::new(), &mut values);
+            score(simd, &prepared, reference, &[0], &mut Widened::new(), &mut values);
             bits.push(values[0].to_bits());
         }
         assert!(bits.iter().all(|&b| b == bits[0]), "levels differ: {bits:?}");

@@ -17,9 +17,16 @@ mod sealed {
 pub trait Wide: Copy + Default + Send + Sync + 'static + sealed::Sealed {
     /// Exact conversion.
     fn to_f64(self) -> f64;
+    /// The row itself, if it is one of `f32`.
+    fn as_f32(row: &[Self]) -> Option<&[f32]>;
 }
 
 impl Wide for f32 {
+    #[inline(always)]
+    fn as_f32(row: &[Self]) -> Option<&[f32]> {
+        Some(row)
+    }
+
     #[inline(always)]
     fn to_f64(self) -> f64 {
         f64::from(self)
@@ -27,6 +34,11 @@ impl Wide for f32 {
 }
 
 impl Wide for f64 {
+    #[inline(always)]
+    fn as_f32(_: &[Self]) -> Option<&[f32]> {
+        None
+    }
+
     #[inline(always)]
     fn to_f64(self) -> f64 {
         self
@@ -43,6 +55,9 @@ pub trait Output: Copy + Default + PartialEq + Send + Sync + std::fmt::Debug + '
     ///
     /// Monotone in `value`, so that it never contradicts the order of the float64 values.
     fn ranked(value: f64) -> f64;
+    /// The largest `f64` that rounds to at most `bound`, a finite number: what is rounded and then held against `bound`
+    /// is decided by one comparison before rounding.
+    fn largest_within(bound: f64) -> f64;
 }
 
 impl Output for f32 {
@@ -58,6 +73,18 @@ impl Output for f32 {
         let rounded = value as f32;
         if rounded.is_normal() { f64::from(rounded) } else { value }
     }
+
+    fn largest_within(bound: f64) -> f64 {
+        let nearest = bound as f32;
+        let below = if f64::from(nearest) > bound { nearest.next_down() } else { nearest };
+        // What stands for an infinity in the rounding of the largest numbers: the next power of two.
+        let wide =
+            |x: f32| if x.is_finite() { f64::from(x) } else { ((1u128 << 127) as f64 * 2.0).copysign(f64::from(x)) };
+        // Exact: neighbouring float32 numbers and the middle between them have few digits. The middle itself goes to the
+        // even one.
+        let middle = wide(below) * 0.5 + wide(below.next_up()) * 0.5;
+        if f64::from(middle as f32) <= bound { middle } else { middle.next_down() }
+    }
 }
 
 impl Output for f64 {
@@ -71,6 +98,10 @@ impl Output for f64 {
     #[inline(always)]
     fn ranked(value: f64) -> f64 {
         value
+    }
+
+    fn largest_within(bound: f64) -> f64 {
+        bound
     }
 }
 
@@ -224,6 +255,31 @@ mod tests {
         assert_eq!(f32::ranked(1.0 + 1e-12), 1.0);
         assert_eq!(f32::ranked(1e39), 1e39);
         assert_eq!(f32::ranked(1e-60), 1e-60);
+    }
+
+    #[test]
+    fn the_largest_number_within_a_bound_is_the_last_that_rounds_to_it() {
+        let mut bounds =
+            vec![0.0, -0.0, 5e-324, 1e-60, 0.1, 1.0, 16_777_216.0, 16_777_217.0, 1e38, 1e39, 1e300, f64::MAX];
+        for exponent in [-160, -149, -140, -126, -3, 0, 24, 127] {
+            for step in [0, 1, 2, 3] {
+                let near = f64::from(f32::from_bits((2f64.powi(exponent) as f32).to_bits() + step));
+                bounds.extend([near, near.next_up(), near.next_down()]);
+            }
+        }
+        bounds.extend([f64::from(f32::MAX), f64::from(f32::MAX).next_up(), f64::from(f32::MIN_POSITIVE)]);
+        for bound in bounds.clone().into_iter().chain(bounds.into_iter().map(|bound| -bound)) {
+            let last = f32::largest_within(bound);
+            assert!(f64::from(<f32 as Output>::round(last)) <= bound, "{last:e} rounds beyond {bound:e}");
+            assert!(
+                f64::from(<f32 as Output>::round(last.next_up())) > bound,
+                "{last:e} is not the last within {bound:e}"
+            );
+            assert_eq!(f64::largest_within(bound), bound);
+        }
+        // 1 + 2^-24 lies between 1 and the next number and goes to 1, which is even.
+        assert_eq!(f32::largest_within(1.0), 1.0 + 1.0 / 16_777_216.0);
+        assert_eq!(f32::largest_within(0.0), 2f64.powi(-150));
     }
 
     #[test]

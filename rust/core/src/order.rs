@@ -42,6 +42,27 @@ impl Neighbour {
     pub(crate) fn row(self) -> u32 {
         self.row
     }
+
+    /// Whether the value itself is worse, not only the row number.
+    #[inline(always)]
+    pub(crate) fn is_behind(self, other: Self) -> bool {
+        self.rank > other.rank
+    }
+
+    /// The rank as an integer of the same order.
+    #[inline(always)]
+    pub(crate) fn bits(&self) -> u64 {
+        let bits = self.rank.to_bits();
+        bits ^ if bits >> 63 == 1 { u64::MAX } else { 1 << 63 }
+    }
+
+    /// The rank as a 32-bit integer of the same order, if it is a float32 number.
+    #[inline(always)]
+    pub(crate) fn narrow_bits(&self) -> Option<u32> {
+        let narrow = self.rank as f32;
+        let bits = narrow.to_bits();
+        (f64::from(narrow) == self.rank).then_some(bits ^ if bits >> 31 == 1 { u32::MAX } else { 1 << 31 })
+    }
 }
 
 impl Ord for Neighbour {

@@ -1,10 +1,14 @@
 //! How one search is cut up: which filter, which blocks, which parallel axis. All sizes that were tuned live here.
 //!
 //! ```text
-//! filter?  few queries, or k a large share of the references  ──> Direct: float64 values, no packing
-//!          else                                               ──> Float32: packed panels, certified bound
-//! axis?    enough chunks of queries for the threads           ──> queries only
-//!          else                                               ──> queries x splits of the references, merged at the end
+//! filter?  few references, or k a large share of them  ──> Direct: float64 values, no packing
+//!          no sum of squares or products               ──> Float32, if there is a bound at all
+//!          few queries                                 ──> Bare: float32 arithmetic on the rows as passed
+//!          a level that multiplies bytes               ──> Int8: packed codes, certified bound
+//!          else                                        ──> Float32: packed panels, certified bound
+//!          Int8 and Float32 are tried on some queries first: where too many rows survive, the next one down is used
+//! axis?    enough chunks of queries for the threads    ──> queries only
+//!          else                                        ──> queries x splits of the references, merged at the end
 //! ```
 //!
 //! A plan changes the time of a search, never its answer.
@@ -12,13 +16,19 @@
 use std::num::NonZero;
 use std::ops::Range;
 
-use crate::bound::LARGEST_DIM;
-use crate::kernel::MAX_RUN;
-use crate::level::Simd;
-use crate::metric::Metric;
+use crate::arch;
+use crate::bound::{LARGEST_DIM, LARGEST_INT8_DIM};
+use crate::cancel::Filter;
+use crate::kernel::{MAX_RUN, SAMPLE_STRIDE};
+use crate::level::{Level, Simd};
+use crate::metric::{Geometry, Metric};
+use crate::topk::Nearest;
 
-/// Below this many queries a pass of float64 over the bare rows is memory-bound, and packing cannot pay.
-const FEW_QUERIES: usize = 8;
+/// Up to this many queries a pass of float64 over the rows is bound by memory.
+const DIRECT_QUERIES: usize = 2;
+
+/// Up to this many queries a pass of float32 over the rows as they lie takes less time than packing them.
+const BARE_QUERIES: usize = 32;
 
 /// With fewer references than this the filter's thresholds never settle.
 const FEW_REFERENCES: usize = 192;
@@ -26,8 +36,15 @@ const FEW_REFERENCES: usize = 192;
 /// The filter pays as long as the k nearest are a smaller share of the references than one in this many.
 const SHARE: usize = 8;
 
-/// The same where float64 values are costly.
+/// The same where float64 values are costly: they take far longer than a key of the filter and its share of the packing.
 const COSTLY_SHARE: usize = 2;
+
+/// Up to this many queries a distance that is no sum of squares is formed in float64 throughout, unless that is costly.
+const LP_DIRECT_QUERIES: usize = 8;
+
+/// The time of a key over that of a value for such distances, and where values are costly.
+const LP_KEY: f64 = 0.5;
+const COSTLY_KEY: f64 = 0.05;
 
 /// Bytes of reference codes that stay in the second-level cache while a chunk of queries passes over them.
 const BLOCK_BYTES: usize = 256 << 10;
@@ -44,8 +61,19 @@ const CANDIDATE_BYTES: usize = 24 << 20;
 /// References that one split holds at least.
 const SPLIT_ROWS: usize = 2048;
 
-/// Bytes of a reservoir and a heap for one query, for each of its k.
-const BYTES_PER_NEIGHBOUR: usize = 4 * 12 + 16;
+/// Query rows of a task from which on splitting further costs more in passes over the references than it balances.
+const FULL_CHUNK: usize = 132;
+
+/// From this k on most survivors come from thresholds that are still low; a sample of the references raises them.
+const SAMPLED_K: usize = 32;
+
+/// Queries for each thread that try a filter before the others follow.
+const PROBE_ROWS: usize = 24;
+
+/// Scans by int8 and float32 and the float64 value of a pair, in cycles: `a + b dim`. Ratios matter, and these are robust.
+const INT8_CYCLES: (f64, f64) = (0.3, 0.008);
+const FLOAT32_CYCLES: (f64, f64) = (0.3, 0.032);
+const VALUE_CYCLES: (f64, f64) = (25.0, 0.25);
 
 /// Below this many multiply-adds a search is done before a hand-over to other threads would be.
 const INLINE_WORK: u64 = 1 << 21;
@@ -55,15 +83,6 @@ const DIRECT_COST: u64 = 8;
 
 /// The same where each takes a power.
 const COSTLY_DIRECT_COST: u64 = 256;
-
-/// What decides whether a row needs its float64 value.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Filter {
-    /// Nothing: every pair is formed in float64.
-    Direct,
-    /// Centred float32 rows and their certified bound.
-    Float32,
-}
 
 /// What to look for.
 #[derive(Debug, Clone, Copy)]
@@ -88,10 +107,9 @@ pub(crate) struct Problem {
     pub(crate) dim: usize,
     pub(crate) k: usize,
     pub(crate) threads: usize,
-    /// Whether there is a filter for the metric.
-    pub(crate) filterable: bool,
-    /// Whether a float64 value takes far longer than a key of the filter and its share of the packing.
-    pub(crate) costly: bool,
+    /// Whether the rows are float64.
+    pub(crate) double: bool,
+    pub(crate) metric: Metric,
 }
 
 impl Problem {
@@ -104,49 +122,106 @@ impl Problem {
 /// See the module header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Plan {
-    pub(crate) filter: Filter,
     /// Query rows of a task.
     pub(crate) chunk: usize,
     /// Parts that the references are split into.
     pub(crate) splits: usize,
 }
 
-impl Plan {
-    pub(crate) fn new(problem: &Problem) -> Self {
-        let filter = if (problem.queries <= FEW_QUERIES && !problem.costly)
-            || problem.references <= FEW_REFERENCES
-            || problem.k.saturating_mul(if problem.costly { COSTLY_SHARE } else { SHARE }) > problem.references
-            || problem.dim > LARGEST_DIM
-            || !problem.filterable
+impl Problem {
+    /// The filter to begin with.
+    pub(crate) fn filter(&self, level: Level) -> Filter {
+        let is_costly = self.metric.is_costly();
+        let direct_queries = match self.metric.geometry() {
+            _ if is_costly => 0,
+            Geometry::Lp => LP_DIRECT_QUERIES,
+            Geometry::Euclidean | Geometry::Dot => DIRECT_QUERIES,
+        };
+        if self.references <= FEW_REFERENCES
+            || self.queries <= direct_queries
+            || self.k.saturating_mul(if is_costly { COSTLY_SHARE } else { SHARE }) > self.references
+            || self.dim > LARGEST_DIM
+            || !self.metric.is_filterable()
         {
             Filter::Direct
+        } else if self.queries <= BARE_QUERIES && !self.double && self.metric.geometry() != Geometry::Lp {
+            Filter::Bare
         } else {
-            Filter::Float32
-        };
+            self.packed_filter(level)
+        }
+    }
+
+    /// The filter to begin with where the references are packed.
+    pub(crate) fn packed_filter(&self, level: Level) -> Filter {
+        let has_int8 = arch::has_int8(level) && self.metric.geometry() != Geometry::Lp;
+        if has_int8 && self.dim <= LARGEST_INT8_DIM { Filter::Int8 } else { Filter::Float32 }
+    }
+
+    /// How many of the queries try a filter before the rest follows; 0 if there are too few to bother.
+    pub(crate) fn probe(&self) -> usize {
+        let probe = self.threads.saturating_mul(PROBE_ROWS);
+        if probe.saturating_mul(8) > self.queries { 0 } else { probe }
+    }
+
+    /// The filter to go on with, when `filter` let a share `rescored` of the pairs through, of which a sharper one would have
+    /// stopped the share `needless` (of all pairs).
+    pub(crate) fn next_filter(&self, filter: Filter, rescored: f64, needless: f64) -> Filter {
+        if self.metric.geometry() == Geometry::Lp {
+            let key = if self.metric.is_costly() { COSTLY_KEY } else { LP_KEY };
+            return if key + rescored <= 1.0 { filter } else { Filter::Direct };
+        }
+        let cycles = |(a, b): (f64, f64)| a + b * self.dim as f64;
+        let value = cycles(VALUE_CYCLES);
+        let int8 = cycles(INT8_CYCLES) + rescored * value;
+        let float32 = cycles(FLOAT32_CYCLES) + (rescored - if filter == Filter::Int8 { needless } else { 0.0 }) * value;
+        match filter {
+            Filter::Int8 if int8 <= float32.min(value) => Filter::Int8,
+            Filter::Int8 | Filter::Float32 if float32 <= value => Filter::Float32,
+            Filter::Bare => Filter::Bare,
+            _ => Filter::Direct,
+        }
+    }
+}
+
+/// The rank, in a sample of one row in [`SAMPLE_STRIDE`], of a row that most likely stands a little behind rank `k` of
+/// `rows`; `None` where a sample does not pay.
+pub(crate) fn sample_rank(k: usize, rows: usize) -> Option<usize> {
+    let mean = k as f64 / SAMPLE_STRIDE as f64;
+    let rank = (mean + 2.5 * mean.sqrt() + 2.0) as usize;
+    (k >= SAMPLED_K && rows / SAMPLE_STRIDE >= 4 * rank).then_some(rank)
+}
+
+impl Plan {
+    pub(crate) fn new(problem: &Problem, filter: Filter) -> Self {
         let tasks = problem.threads.saturating_mul(TASKS_PER_THREAD);
         // With many threads and a large k not even one query fits the budget; one is carried all the same.
-        let affordable =
-            (CANDIDATE_BYTES / problem.threads / problem.k.max(16).saturating_mul(BYTES_PER_NEIGHBOUR)).max(1);
+        let bytes = Nearest::bytes(problem.k.max(16), problem.references).saturating_add(8 * problem.dim);
+        let affordable = (CANDIDATE_BYTES / problem.threads / bytes).max(1);
+        let wanted = problem.queries.div_ceil(tasks);
         let chunk = match filter {
-            Filter::Float32 => {
+            Filter::Direct => wanted.clamp(1, CHUNK_ROWS).min(affordable),
+            // One pass over the memory for all of them.
+            Filter::Bare => problem.queries.clamp(1, affordable),
+            Filter::Float32 | Filter::Int8 => {
+                let least = problem.queries.div_ceil(problem.threads).clamp(48, FULL_CHUNK);
                 // A multiple of 12, the tallest panel; other heights lose a few lanes in the last panel only.
-                (problem.queries.div_ceil(tasks)).clamp(48, CHUNK_ROWS).min(affordable).next_multiple_of(12)
+                wanted.clamp(least, CHUNK_ROWS).min(affordable).next_multiple_of(12)
             }
-            Filter::Direct => problem.queries.div_ceil(tasks).clamp(1, CHUNK_ROWS).min(affordable),
         };
         let chunks = problem.queries.div_ceil(chunk).max(1);
         let wanted = problem.threads.saturating_mul(2);
-        let splits = if chunks >= wanted || problem.threads == 1 {
+        let splits = if chunks >= problem.threads || problem.threads == 1 {
             1
         } else {
             wanted.div_ceil(chunks).min(problem.references.div_ceil(SPLIT_ROWS)).max(1)
         };
-        Self { filter, chunk, splits }
+        Self { chunk, splits }
     }
 
-    /// The rows of one chunk of queries.
-    pub(crate) fn chunk_rows(&self, problem: &Problem, chunk: usize) -> Range<usize> {
-        chunk * self.chunk..((chunk + 1) * self.chunk).min(problem.queries)
+    /// One chunk of `queries`.
+    pub(crate) fn chunk_of(&self, queries: &Range<usize>, chunk: usize) -> Range<usize> {
+        let start = queries.start + chunk * self.chunk;
+        start..(start + self.chunk).min(queries.end)
     }
 
     /// The part of `items` (rows or panels) that belongs to one split.
@@ -156,11 +231,11 @@ impl Plan {
 }
 
 /// Whether a search of this size should stay on the calling thread.
-pub(crate) fn is_small(problem: &Problem) -> bool {
-    let cost = match Plan::new(problem).filter {
-        Filter::Direct if problem.costly => COSTLY_DIRECT_COST,
+pub(crate) fn is_small(problem: &Problem, level: Level) -> bool {
+    let cost = match problem.filter(level) {
+        Filter::Direct if problem.metric.is_costly() => COSTLY_DIRECT_COST,
         Filter::Direct => DIRECT_COST,
-        Filter::Float32 => 1,
+        Filter::Bare | Filter::Float32 | Filter::Int8 => 1,
     };
     problem.work().saturating_mul(cost) <= INLINE_WORK
 }
@@ -180,61 +255,109 @@ mod tests {
     use super::*;
 
     fn problem(queries: usize, references: usize, dim: usize, k: usize, threads: usize) -> Problem {
-        Problem { queries, references, dim, k, threads, filterable: true, costly: false }
+        Problem { queries, references, dim, k, threads, double: false, metric: Metric::SqEuclidean }
     }
 
     #[test]
     fn many_queries_are_cut_by_queries() {
-        // 4,096 queries over 2 threads x 4 tasks = 512 a task, up to a multiple of 12: 516; 8 chunks >= 2 x 2 threads.
-        let plan = Plan::new(&problem(4096, 65536, 128, 10, 2));
-        assert_eq!(plan, Plan { filter: Filter::Float32, chunk: 516, splits: 1 });
+        // 4,096 queries over 2 threads x 4 tasks = 512 a task, up to a multiple of 12: 516; 8 chunks for 2 threads.
+        let plan = Plan::new(&problem(4096, 65536, 128, 10, 2), Filter::Int8);
+        assert_eq!(plan, Plan { chunk: 516, splits: 1 });
     }
 
     #[test]
     fn few_chunks_split_the_references() {
-        // 64 queries: chunks of 48 rows, hence 2 chunks; 4 threads want 8 tasks, so 4 splits.
-        let plan = Plan::new(&problem(64, 65536, 128, 10, 4));
-        assert_eq!(plan, Plan { filter: Filter::Float32, chunk: 48, splits: 4 });
+        // 64 queries: one chunk for 4 threads that want 8 tasks, so 4 splits of 2 chunks of 48 rows.
+        assert_eq!(Plan::new(&problem(64, 65536, 128, 10, 4), Filter::Int8), Plan { chunk: 48, splits: 4 });
         // One query on two threads: 4 splits of the references.
-        assert_eq!(Plan::new(&problem(1, 65536, 128, 10, 2)), Plan { filter: Filter::Direct, chunk: 1, splits: 4 });
+        assert_eq!(Plan::new(&problem(1, 65536, 128, 10, 2), Filter::Direct), Plan { chunk: 1, splits: 4 });
     }
 
     #[test]
     fn candidates_fit_their_memory() {
-        // k 1,000: 64 kB a query; 24 MiB over 2 threads = 12 MiB, hence 196 queries, up to a multiple of 12: 204.
-        assert_eq!(Plan::new(&problem(4096, 65536, 128, 1000, 2)).chunk, 204);
+        // k 1,000: 1,250 candidates of 16 bytes and 1 kB of query; 24 MiB over 2 threads = 12 MiB, hence 598 queries.
+        assert_eq!(Plan::new(&problem(8192, 65536, 128, 1000, 2), Filter::Int8).chunk, 600);
     }
 
     #[test]
     fn no_number_of_threads_is_too_large_to_plan_for() {
-        // 24 MiB over 64 threads are 384 KiB; k 12,000 needs 750 KiB a query: one query all the same, up to a panel.
-        assert_eq!(Plan::new(&problem(100, 200_000, 4, 12_000, 64)).chunk, 12);
+        // 24 MiB over 64 threads are 384 KiB; k 30,000 needs 600 KiB a query: one query all the same, up to a panel.
+        assert_eq!(Plan::new(&problem(100, 400_000, 4, 30_000, 64), Filter::Int8).chunk, 12);
         for threads in [30_000, usize::MAX / 2, usize::MAX] {
-            let plan = Plan::new(&problem(200, 200, 4, 3, threads));
+            let plan = Plan::new(&problem(200, 200, 4, 3, threads), Filter::Float32);
             assert!(plan.chunk >= 1 && plan.splits >= 1);
+            assert_eq!(problem(200, 200, 4, 3, threads).probe(), 0);
         }
     }
 
     #[test]
-    fn a_large_k_is_direct() {
-        assert_eq!(Plan::new(&problem(1000, 1000, 8, 999, 2)).filter, Filter::Direct);
-        assert_eq!(Plan::new(&problem(1000, 1000, 8, 125, 2)).filter, Filter::Float32);
+    fn the_filter_follows_level_and_size() {
+        assert_eq!(problem(1000, 1000, 8, 999, 2).filter(Level::Avx512Vnni), Filter::Direct);
+        assert_eq!(problem(1000, 1000, 8, 125, 2).filter(Level::Avx512Vnni), Filter::Int8);
+        assert_eq!(problem(1000, 1000, 8, 125, 2).filter(Level::Avx512), Filter::Float32);
+        assert_eq!(problem(1000, 1000, 70_000, 125, 2).filter(Level::AvxVnni), Filter::Float32);
+        assert_eq!(problem(1000, 150, 8, 5, 2).filter(Level::Scalar), Filter::Direct);
+        assert_eq!(problem(2, 1000, 8, 5, 2).filter(Level::Avx512Vnni), Filter::Direct);
+        assert_eq!(problem(8, 1000, 8, 5, 2).filter(Level::Avx512Vnni), Filter::Bare);
+        assert_eq!(Problem { double: true, ..problem(8, 1000, 8, 5, 2) }.filter(Level::Avx512), Filter::Float32);
+    }
+
+    #[test]
+    fn a_filter_that_lets_much_through_is_left() {
+        let problem = problem(4096, 65536, 128, 10, 2);
+        // 300 of 65,536 rows survive: int8 stays, whatever they are.
+        assert_eq!(problem.next_filter(Filter::Int8, 0.005, 0.005), Filter::Int8);
+        // A fifth survives for want of precision: float32 has it.
+        assert_eq!(problem.next_filter(Filter::Int8, 0.2, 0.19), Filter::Float32);
+        // A fifth survives because of ties: float32 would not help.
+        assert_eq!(problem.next_filter(Filter::Int8, 0.2, 0.0), Filter::Int8);
+        // Everything survives.
+        assert_eq!(problem.next_filter(Filter::Int8, 1.0, 0.0), Filter::Direct);
+        assert_eq!(problem.next_filter(Filter::Float32, 1.0, 0.9), Filter::Direct);
+        assert_eq!(problem.next_filter(Filter::Float32, 0.3, 0.2), Filter::Float32);
+    }
+
+    #[test]
+    fn samples_are_for_large_k() {
+        // Mean 12.5, deviation 3.5: rank 12.5 + 8.8 + 2.
+        assert_eq!(sample_rank(100, 65536), Some(23));
+        assert_eq!(sample_rank(10, 65536), None);
+        assert_eq!(sample_rank(100, 700), None);
     }
 
     #[test]
     fn costly_values_are_filtered_for_few_queries_and_large_k() {
-        let costly = |queries, k| Problem { costly: true, ..problem(queries, 1000, 8, k, 2) };
-        assert_eq!(Plan::new(&costly(1, 10)).filter, Filter::Float32);
-        assert_eq!(Plan::new(&costly(100, 500)).filter, Filter::Float32);
-        assert_eq!(Plan::new(&costly(100, 501)).filter, Filter::Direct);
-        assert!(!is_small(&costly(10, 999)));
+        let costly = |queries, k| Problem {
+            metric: Metric::minkowski(2.7).expect("above 0"),
+            ..problem(queries, 1000, 8, k, 2)
+        };
+        assert_eq!(costly(1, 10).filter(Level::Scalar), Filter::Float32);
+        assert_eq!(costly(100, 500).filter(Level::Scalar), Filter::Float32);
+        assert_eq!(costly(100, 501).filter(Level::Scalar), Filter::Direct);
+        assert!(!is_small(&costly(10, 999), Level::Scalar));
+        assert_eq!(costly(100, 10).next_filter(Filter::Float32, 0.9, 0.0), Filter::Float32);
+        assert_eq!(costly(100, 10).next_filter(Filter::Float32, 1.0, 0.0), Filter::Direct);
+    }
+
+    #[test]
+    fn distances_that_are_no_products_know_one_filter() {
+        let level = Level::Avx512Vnni;
+        let cityblock = |queries| Problem { metric: Metric::Cityblock, ..problem(queries, 1000, 8, 10, 2) };
+        assert_eq!(cityblock(8).filter(level), Filter::Direct);
+        assert_eq!(cityblock(9).filter(level), Filter::Float32);
+        assert_eq!(cityblock(500).filter(level), Filter::Float32);
+        assert_eq!(cityblock(500).packed_filter(level), Filter::Float32);
+        assert_eq!(cityblock(500).next_filter(Filter::Float32, 0.1, 0.1), Filter::Float32);
+        assert_eq!(cityblock(500).next_filter(Filter::Float32, 0.9, 0.0), Filter::Direct);
+        let below_1 = Metric::minkowski(0.7).expect("above 0");
+        assert_eq!(Problem { metric: below_1, ..cityblock(500) }.filter(level), Filter::Direct);
     }
 
     #[test]
     fn splits_cover_everything_once() {
-        let plan = Plan { filter: Filter::Direct, chunk: 7, splits: 3 };
+        let plan = Plan { chunk: 7, splits: 3 };
         let parts: Vec<_> = (0..3).map(|split| plan.split(10, split)).collect();
         assert_eq!(parts, [0..3, 3..6, 6..10]);
-        assert_eq!(plan.chunk_rows(&problem(10, 1, 1, 1, 1), 1), 7..10);
+        assert_eq!(plan.chunk_of(&(100..110), 1), 107..110);
     }
 }

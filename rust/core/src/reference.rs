@@ -6,6 +6,7 @@
 use crate::lp::Power;
 use crate::matrix::{Element, Output};
 use crate::metric::Metric;
+use crate::radius::Within;
 use crate::search::Neighbours;
 
 fn sum(terms: impl Iterator<Item = f64>) -> f64 {
@@ -102,4 +103,40 @@ pub fn knn<E: Element>(
         }
     }
     Neighbours { values, rows }
+}
+
+/// All rows within `r` of each query by the definition: those whose rounded value is at most `r` (at least, for a
+/// similarity), by (value, row) or, with `by_row`, by row; with `exclude_self` query `i` skips row `i`.
+pub fn radius<E: Element>(
+    metric: Metric,
+    query: &[Vec<E>],
+    reference: &[Vec<E>],
+    r: f64,
+    exclude_self: bool,
+    by_row: bool,
+) -> Within<E::Output>
+where
+    E::Output: Into<f64>,
+{
+    let mut within = Within { starts: vec![0], rows: Vec::new(), values: Vec::new() };
+    for (i, q) in query.iter().enumerate() {
+        // All neighbours of this query in their order, itself among them.
+        let all = knn(metric, std::slice::from_ref(q), reference, reference.len(), false);
+        let mut found: Vec<(i64, E::Output)> = all
+            .rows
+            .into_iter()
+            .zip(all.values)
+            .filter(|&(row, _)| !(exclude_self && row == i as i64))
+            .filter(|&(_, value)| if metric.largest_first() { value.into() >= r } else { value.into() <= r })
+            .collect();
+        if by_row {
+            found.sort_by_key(|&(row, _)| row);
+        }
+        within.starts.push(within.starts[i] + found.len() as i64);
+        for (row, value) in found {
+            within.rows.push(row);
+            within.values.push(value);
+        }
+    }
+    within
 }

@@ -55,14 +55,14 @@ impl<'a, E: Element> Search<'a, E> {
             dim: self.query.dim(),
             k: self.options.k,
             threads: self.options.threads.get(),
-            filterable: self.options.metric.is_filterable(),
-            costly: self.options.metric.is_costly(),
+            double: E::DOUBLE,
+            metric: self.options.metric,
         }
     }
 
     /// Whether the search is over before a hand-over to other threads would be.
     pub fn is_small(&self) -> bool {
-        plan::is_small(&self.problem())
+        plan::is_small(&self.problem(), self.options.simd.level())
     }
 
     /// Search: on this thread alone if the search is small, else on the pool of this process with as many threads as the

@@ -1,19 +1,21 @@
 //! `exactknn._core`: the core as a Python extension module. Thin on purpose: no arithmetic happens here.
 //!
 //! ```text
-//! NumPy array ──array.rs: checked, borrowed──> MatrixRef ──search.rs──> interrupt.rs: detached, watched ──> core
-//! result or Error <──error.rs: the only map from errors to exceptions ──────────────────────────────────┘
+//! NumPy array ──array.rs: checked, borrowed──> MatrixRef ──search.rs, radius.rs──> interrupt.rs: detached, watched ──> core
+//! result or Error <──error.rs: the only map from errors to exceptions ─────────────────────────────────────────────┘
 //! ```
 
 mod array;
 mod error;
 mod interrupt;
+mod radius;
 mod search;
 
 use std::num::NonZero;
 
+use exactknn_core::measure::{Codes, peak, tile};
 use numpy::{PyArray1, PyArrayMethods};
-use pyo3::exceptions::PyImportError;
+use pyo3::exceptions::{PyImportError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -53,6 +55,23 @@ fn set_simd_level(level: Option<&str>) -> PyResult<()> {
     exactknn_core::set_level(level).into_py()
 }
 
+/// Operations a second of one thread, for benchmarks: the peak of the level's instructions, or with `dim` its microkernel.
+#[pyfunction]
+#[pyo3(signature = (codes, dim=None))]
+fn measure(py: Python<'_>, codes: &str, dim: Option<usize>) -> PyResult<Option<f64>> {
+    let codes = match codes {
+        "int8" => Codes::Int8,
+        "float32" => Codes::Float32,
+        other => return Err(PyValueError::new_err(format!("codes must be 'int8' or 'float32', got {other:?}"))),
+    };
+    let simd = exactknn_core::active_level().into_py()?;
+    py.detach(|| match dim {
+        None => Ok(peak(simd, codes)),
+        Some(dim) => tile(simd, codes, dim).map(Some),
+    })
+    .into_py()
+}
+
 /// How this module was built.
 #[pyfunction]
 fn build_info(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
@@ -70,7 +89,8 @@ fn load_numpy(py: Python<'_>) -> PyResult<()> {
     py.import("numpy")?;
     py.detach(|| {
         std::thread::scope(|scope| {
-            let loading = scope.spawn(|| Python::attach(|py| PyArray1::from_slice(py, &[0_f32]).try_readonly().is_ok()));
+            let loading =
+                scope.spawn(|| Python::attach(|py| PyArray1::from_slice(py, &[0_f32]).try_readonly().is_ok()));
             loading.join().is_ok_and(|readable| readable)
         })
     })
@@ -86,11 +106,14 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     load_numpy(module.py())?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_function(wrap_pyfunction!(search::knn, module)?)?;
+    module.add_function(wrap_pyfunction!(search::last_search, module)?)?;
+    module.add_function(wrap_pyfunction!(radius::radius, module)?)?;
     module.add_function(wrap_pyfunction!(set_num_threads, module)?)?;
     module.add_function(wrap_pyfunction!(get_num_threads, module)?)?;
     module.add_function(wrap_pyfunction!(simd_level, module)?)?;
     module.add_function(wrap_pyfunction!(available_simd_levels, module)?)?;
     module.add_function(wrap_pyfunction!(set_simd_level, module)?)?;
     module.add_function(wrap_pyfunction!(build_info, module)?)?;
+    module.add_function(wrap_pyfunction!(measure, module)?)?;
     Ok(())
 }

@@ -1,11 +1,15 @@
 //! `_core.knn`: arguments in, arrays out.
 
+use std::cell::Cell;
 use std::num::NonZero;
 
-use exactknn_core::{Argument, Error, Metric, Neighbours, Options, Search, active_level, bf16, f16, num_threads};
+use exactknn_core::{
+    Argument, Error, Metric, Neighbours, Options, Report, Search, active_level, bf16, f16, num_threads,
+};
 use numpy::{IntoPyArray, PyArrayMethods, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 
 use crate::Threads;
 use crate::array::{Kind, Stored, borrow, kind, matrix};
@@ -31,6 +35,49 @@ pub(crate) fn positive_threads(given: &Bound<'_, PyAny>) -> PyResult<Threads> {
         .and_then(NonZero::new)
         .ok_or_else(|| Error::BadThreads { given: given.to_string(), origin: "" })
         .into_py()
+}
+
+thread_local! {
+    static LAST: Cell<Option<Report>> = const { Cell::new(None) };
+}
+
+/// How the last search of this thread went.
+#[pyfunction]
+pub(crate) fn last_search(py: Python<'_>) -> PyResult<Option<Bound<'_, PyDict>>> {
+    LAST.get()
+        .map(|report| {
+            let facts = PyDict::new(py);
+            facts.set_item("filter", report.filter)?;
+            facts.set_item("rescored", report.rescored)?;
+            Ok(facts)
+        })
+        .transpose()
+}
+
+/// The element type of both arrays.
+pub(crate) fn common_kind(
+    query: &Bound<'_, PyUntypedArray>,
+    reference: &Bound<'_, PyUntypedArray>,
+    bfloat16: bool,
+) -> PyResult<Kind> {
+    let query_kind = kind(query, Argument::Query, bfloat16)?;
+    let reference_kind = kind(reference, Argument::Reference, bfloat16)?;
+    if query_kind != reference_kind {
+        return Err(PyTypeError::new_err(format!(
+            "query and reference must have one dtype, got {} and {}",
+            query.dtype(),
+            reference.dtype()
+        )));
+    }
+    Ok(query_kind)
+}
+
+/// The threads of one call: those asked for, else those of the process.
+pub(crate) fn threads_or_default(asked: Option<Threads>) -> PyResult<Threads> {
+    match asked {
+        Some(threads) => Ok(threads),
+        None => Ok(NonZero::new(num_threads().into_py()?).unwrap_or(NonZero::<usize>::MIN)),
+    }
 }
 
 /// The arguments of [`knn`] that do not depend on the element type.
@@ -65,16 +112,7 @@ pub(crate) fn knn<'py>(
         exclude_self,
         num_threads: num_threads.map(positive_threads).transpose()?,
     };
-    let query_kind = kind(query, Argument::Query, bfloat16)?;
-    let reference_kind = kind(reference, Argument::Reference, bfloat16)?;
-    if query_kind != reference_kind {
-        return Err(PyTypeError::new_err(format!(
-            "query and reference must have one dtype, got {} and {}",
-            query.dtype(),
-            reference.dtype()
-        )));
-    }
-    match query_kind {
+    match common_kind(query, reference, bfloat16)? {
         Kind::F32 => run::<f32>(py, query, reference, &call, progress),
         Kind::F64 => run::<f64>(py, query, reference, &call, progress),
         Kind::F16 => run::<f16>(py, query, reference, &call, progress),
@@ -94,10 +132,7 @@ where
 {
     let query = borrow::<E>(query, Argument::Query)?;
     let reference = borrow::<E>(reference, Argument::Reference)?;
-    let threads = match call.num_threads {
-        Some(threads) => threads,
-        None => NonZero::new(num_threads().into_py()?).unwrap_or(NonZero::<usize>::MIN),
-    };
+    let threads = threads_or_default(call.num_threads)?;
     let options = Options {
         k: call.k,
         metric: call.metric,
@@ -107,8 +142,14 @@ where
     };
     let (query, reference) = (matrix::<E>(&query, Argument::Query)?, matrix::<E>(&reference, Argument::Reference)?);
     let search = Search::new(query, reference, options).into_py()?;
-    let Neighbours { values, rows } =
-        interrupt::run(py, threads, || search.is_small(), progress, |monitor| search.run(monitor))?;
+    let (Neighbours { values, rows }, report) = interrupt::run(
+        py,
+        threads,
+        || search.is_small(),
+        progress,
+        |monitor| Ok((search.run(monitor)?, monitor.report())),
+    )?;
+    LAST.set(Some(report));
     let shape = [query.rows(), call.k];
     let values = values.into_pyarray(py).reshape(shape)?;
     let rows = rows.into_pyarray(py).reshape(shape)?;

@@ -16,15 +16,13 @@
 //! Dividing by `M` keeps every power in range whatever `p` is: the sum lies between 1 and the number of columns.
 
 use crate::bound::{TAU, U32, UNDERFLOW, up};
-use crate::kernel::{Centred, Hits, Kernel, MAX_MR, PanelRun, PanelTerms, QueryPanel, RowTerms};
+use crate::kernel::{Centred, Hits, Kernel, MAX_MR, PanelRun, PanelTerms, QueryPanel, QueryTerms, ReferenceTerms};
 use crate::level::{Simd, multiversion};
+use crate::metric::Metric;
 use crate::pack;
 
 /// What is summed over the columns.
-pub(crate) trait Shape: Copy + Send + Sync + 'static {
-    /// At least the `p`-norm of a row over its 2-norm.
-    fn norm_ratio(dim: usize) -> f64;
-
+trait Shape: Copy + Send + Sync + 'static {
     /// Distances of `MR` query rows, interleaved, and `NR` reference rows.
     fn tile<const NR: usize>(self, q: &[f32], r: &[f32]) -> [[f32; NR]; MR];
 }
@@ -102,13 +100,9 @@ impl<P: Powers, const NR: usize> Step<NR> for SumOfPowers<P, NR> {
 
 /// Sum of absolute differences.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Cityblock;
+struct Cityblock;
 
 impl Shape for Cityblock {
-    fn norm_ratio(dim: usize) -> f64 {
-        (dim as f64).sqrt()
-    }
-
     #[inline(always)]
     fn tile<const NR: usize>(self, q: &[f32], r: &[f32]) -> [[f32; NR]; MR] {
         fold(q, r, Sum)
@@ -117,13 +111,9 @@ impl Shape for Cityblock {
 
 /// Largest absolute difference.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Chebyshev;
+struct Chebyshev;
 
 impl Shape for Chebyshev {
-    fn norm_ratio(_: usize) -> f64 {
-        1.0
-    }
-
     #[inline(always)]
     fn tile<const NR: usize>(self, q: &[f32], r: &[f32]) -> [[f32; NR]; MR] {
         fold(q, r, Most)
@@ -131,7 +121,7 @@ impl Shape for Chebyshev {
 }
 
 /// A way to raise numbers between 0 and 1 to a power.
-pub(crate) trait Powers: Copy + Send + Sync + 'static {
+trait Powers: Copy + Send + Sync + 'static {
     /// The exponent, at least 1.
     fn exponent(self) -> f32;
 
@@ -141,8 +131,8 @@ pub(crate) trait Powers: Copy + Send + Sync + 'static {
 
 /// By logarithms: any exponent.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Logarithms {
-    pub(crate) p: f32,
+struct Logarithms {
+    p: f32,
 }
 
 impl Powers for Logarithms {
@@ -159,7 +149,7 @@ impl Powers for Logarithms {
 
 /// By products: the exponent `HALVES / 2` for 3, 6 and 8 halves.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Products<const HALVES: u32>;
+struct Products<const HALVES: u32>;
 
 impl<const HALVES: u32> Powers for Products<HALVES> {
     #[inline(always)]
@@ -180,16 +170,12 @@ impl<const HALVES: u32> Powers for Products<HALVES> {
 
 /// Minkowski distance of an exponent of at least 1.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Minkowski<P>(pub(crate) P);
+struct Minkowski<P>(P);
 
 /// Below this a largest difference stands for the distance: the two differ by less than the slack of every key.
 const NEGLIGIBLE: f32 = 1.0 / (1u128 << 120) as f32;
 
 impl<P: Powers> Shape for Minkowski<P> {
-    fn norm_ratio(dim: usize) -> f64 {
-        (dim as f64).sqrt()
-    }
-
     #[inline(always)]
     fn tile<const NR: usize>(self, q: &[f32], r: &[f32]) -> [[f32; NR]; MR] {
         let most: [[f32; NR]; MR] = fold(q, r, Most);
@@ -241,43 +227,61 @@ fn exp2(x: f32) -> f32 {
     f32::from_bits(sum.to_bits().wrapping_add(shifted.to_bits() << 23))
 }
 
-/// A filter kernel for one shape; `NR` is [`WIDE`] or [`NARROW`].
+/// A filter kernel; `NR` is [`WIDE`] or [`NARROW`]. One type for all distances but Chebyshev's (`MOST`), whose rows are rounded
+/// at another price: the search around a kernel is compiled for each type.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct LpF32<S, const NR: usize> {
+pub(crate) struct LpF32<const NR: usize, const MOST: bool> {
     pub(crate) simd: Simd,
-    pub(crate) shape: S,
+    pub(crate) metric: Metric,
 }
 
-impl<S: Shape, const NR: usize> LpF32<S, NR> {
+impl<const NR: usize, const MOST: bool> LpF32<NR, MOST> {
     /// What rounding a row to float32 moves its distances by, and the slack for what a key's error makes of it.
     fn moved(row: &Centred<'_>) -> f64 {
-        U32 * (1.0 + 1.0 / 8.0) * S::norm_ratio(row.row.len()) * (row.norm + TAU)
+        // At least the norm of a row over its 2-norm.
+        let norm_ratio = if MOST { 1.0 } else { (row.row.len() as f64).sqrt() };
+        U32 * (1.0 + 1.0 / 8.0) * norm_ratio * (row.norm + TAU)
+    }
+
+    fn scan_shape<S: Shape>(&self, shape: S, query: &QueryPanel<'_, f32>, run: &PanelRun<'_, f32>, hits: &mut Hits) {
+        const { assert!(NR == WIDE || NR == NARROW) };
+        if NR == WIDE {
+            scan_wide(self.simd, shape, query, run, hits);
+        } else {
+            scan::<S, NARROW>(shape, query, run, hits);
+        }
     }
 }
 
-impl<S: Shape, const NR: usize> Kernel for LpF32<S, NR> {
+impl<const NR: usize, const MOST: bool> Kernel for LpF32<NR, MOST> {
     const MR: usize = MR;
     const NR: usize = NR;
-    const STEP: usize = 1;
-    type QueryCode = f32;
-    type ReferenceCode = f32;
+    const COLUMNS: usize = 1;
+    const COARSE: bool = false;
+    type Code = f32;
 
-    fn encode_reference(row: &Centred<'_>, lane: usize, panel: &mut [f32]) -> PanelTerms {
+    fn encode_reference(_: Simd, row: &Centred<'_>, lane: usize, panel: &mut [f32]) -> ReferenceTerms {
         pack::f32::interleave(row.row, lane, NR, panel);
-        PanelTerms { a: 1.0, b: up(Self::moved(row) + 4.0 * UNDERFLOW) }
+        let error = PanelTerms { a: 1.0, b: 0.0, c: up(Self::moved(row) + 4.0 * UNDERFLOW) };
+        ReferenceTerms { error, scale: 1.0 }
     }
 
-    fn encode_query(row: &Centred<'_>, lane: usize, panel: &mut [f32]) -> RowTerms {
+    fn encode_query(_: Simd, row: &Centred<'_>, lane: usize, panel: &mut [f32]) -> QueryTerms {
         pack::f32::interleave(row.row, lane, MR, panel);
-        RowTerms { alpha: up(Self::moved(row)), beta: up(1.0) }
+        QueryTerms { alpha: up(Self::moved(row)), beta: 0.0, scale: 1.0, bias: 0 }
     }
 
     fn scan(self, query: &QueryPanel<'_, f32>, run: &PanelRun<'_, f32>, hits: &mut Hits) {
-        const { assert!(NR == WIDE || NR == NARROW) };
-        if NR == WIDE {
-            scan_wide(self.simd, self.shape, query, run, hits);
-        } else {
-            scan::<S, NARROW>(self.shape, query, run, hits);
+        match self.metric {
+            Metric::Chebyshev => self.scan_shape(Chebyshev, query, run, hits),
+            Metric::Minkowski(power) => match power.halves() {
+                Some(3) => self.scan_shape(Minkowski(Products::<3>), query, run, hits),
+                Some(6) => self.scan_shape(Minkowski(Products::<6>), query, run, hits),
+                Some(8) => self.scan_shape(Minkowski(Products::<8>), query, run, hits),
+                _ => self.scan_shape(Minkowski(Logarithms { p: power.get() as f32 }), query, run, hits),
+            },
+            // The others are never sent here.
+            _ => self.scan_shape(Cityblock, query, run, hits),
         }
     }
 }
@@ -297,7 +301,11 @@ multiversion! {
 fn scan<S: Shape, const NR: usize>(shape: S, query: &QueryPanel<'_, f32>, run: &PanelRun<'_, f32>, hits: &mut Hits) {
     let panel_len = query.codes.len() / MR * NR;
     let mut bars = [0.0; MAX_MR];
-    for (p, codes) in run.codes.chunks_exact(panel_len).enumerate() {
+    for p in run.start..run.end {
+        if run.visit.leaves_out(p) {
+            continue;
+        }
+        let codes = &run.codes[p * panel_len..][..panel_len];
         let tile = shape.tile::<NR>(query.codes, codes);
         query.bars.against(run.terms[p], &mut bars);
         for (m, distances) in tile.iter().enumerate() {
@@ -314,7 +322,7 @@ fn scan<S: Shape, const NR: usize>(shape: S, query: &QueryPanel<'_, f32>, run: &
             for (n, distance) in distances.iter().enumerate() {
                 #[expect(clippy::neg_cmp_op_on_partial_ord, reason = "NaN must pass")]
                 if !(-distance < bars[m]) {
-                    hits.push(m, run.first_row + (p * NR + n) as u32, -distance);
+                    hits.push(m, (p * NR + n) as u32, -distance);
                 }
             }
         }

@@ -1,6 +1,108 @@
-//! The microkernels, one file for each level and kind of code.
+//! The microkernels, one file for each level and kind of code, and the one place that chooses among them.
 
 pub(crate) mod lp_f32;
 pub(crate) mod scalar;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod x86_64;
+
+use crate::cancel::Filter;
+use crate::kernel::{Kernel, MAX_MR};
+use crate::level::{Level, Simd};
+use crate::metric::{Geometry, Metric};
+use lp_f32::{LpF32, NARROW, WIDE};
+
+/// Work that is generic over the kernel it is done with.
+pub(crate) trait WithKernel {
+    type Output;
+    fn run<K: Kernel>(self, kernel: K) -> Self::Output;
+}
+
+/// Do `work` with the float32 kernel of a level.
+pub(crate) fn with_float32<W: WithKernel>(simd: Simd, work: W) -> W::Output {
+    #[cfg(target_arch = "x86_64")]
+    {
+        if let Some(token) = simd.avx512() {
+            return work.run(x86_64::avx512_f32::Avx512F32(token));
+        }
+        if let Some(token) = simd.avx2() {
+            return work.run(x86_64::avx2_f32::Avx2F32(token));
+        }
+    }
+    let _ = simd;
+    work.run(scalar::ScalarF32)
+}
+
+/// Whether a level has an int8 kernel.
+pub(crate) fn has_int8(level: Level) -> bool {
+    matches!(level, Level::AvxVnni | Level::Avx512Vnni)
+}
+
+/// Do `work` with the int8 kernel of a level, or with its float32 kernel where it has none.
+pub(crate) fn with_int8<W: WithKernel>(simd: Simd, work: W) -> W::Output {
+    #[cfg(target_arch = "x86_64")]
+    {
+        if let Some(token) = simd.avx512_vnni() {
+            return work.run(x86_64::avx512_vnni_i8::Avx512VnniI8(token));
+        }
+        if let Some(token) = simd.avx_vnni() {
+            return work.run(x86_64::avx_vnni_i8::AvxVnniI8(token));
+        }
+    }
+    with_float32(simd, work)
+}
+
+/// Do `work` with the kernel that a level has for a metric and a filter of packed rows.
+pub(crate) fn with_filter<W: WithKernel>(simd: Simd, metric: Metric, filter: Filter, work: W) -> W::Output {
+    match (metric.geometry(), filter) {
+        (Geometry::Lp, _) => with_lp(simd, metric, work),
+        (_, Filter::Int8) => with_int8(simd, work),
+        _ => with_float32(simd, work),
+    }
+}
+
+/// Do `work` with the float32 kernel of a metric that is no sum of squares.
+fn with_lp<W: WithKernel>(simd: Simd, metric: Metric, work: W) -> W::Output {
+    match (metric == Metric::Chebyshev, simd.avx2().is_some()) {
+        (true, true) => work.run(LpF32::<WIDE, true> { simd, metric }),
+        (true, false) => work.run(LpF32::<NARROW, true> { simd, metric }),
+        (false, true) => work.run(LpF32::<WIDE, false> { simd, metric }),
+        (false, false) => work.run(LpF32::<NARROW, false> { simd, metric }),
+    }
+}
+
+/// Queries and rows of one call of [`bare_sums`].
+pub(crate) const BARE_QUERIES: usize = MAX_MR;
+pub(crate) const BARE_ROWS: usize = 4;
+
+/// One sum for each of the rows and queries.
+pub(crate) type BareSums = [[f32; BARE_QUERIES]; BARE_ROWS];
+
+/// Sums over the columns of sixteen queries with four rows: of `q r` with `PRODUCTS`, else of `-(q - r)^2`.
+pub(crate) fn bare_sums<const PRODUCTS: bool>(
+    simd: Simd,
+    columns: &[[f32; BARE_QUERIES]],
+    rows: [&[f32]; BARE_ROWS],
+) -> BareSums {
+    #[cfg(target_arch = "x86_64")]
+    {
+        if simd.avx512().is_some() {
+            // SAFETY: the token proves AVX-512 F, BW, DQ and VL.
+            return unsafe { x86_64::bare::avx512::<PRODUCTS>(columns, rows) };
+        }
+        if simd.avx2().is_some() {
+            // SAFETY: the token proves AVX2 and FMA.
+            return unsafe { x86_64::bare::avx2::<PRODUCTS>(columns, rows) };
+        }
+    }
+    let _ = simd;
+    let mut sums = [[0.0f32; BARE_QUERIES]; BARE_ROWS];
+    for (c, column) in columns.iter().enumerate() {
+        for (sum, row) in sums.iter_mut().zip(rows) {
+            for (sum, q) in sum.iter_mut().zip(column) {
+                let difference = q - row[c];
+                *sum += if PRODUCTS { q * row[c] } else { -(difference * difference) };
+            }
+        }
+    }
+    sums
+}

@@ -3,7 +3,8 @@
 //! A tile of 4 x 8 keys fits the sixteen 128-bit registers that x86-64 and aarch64 guarantee, and the compiler
 //! vectorises the inner loop over the eight references.
 
-use crate::kernel::{Centred, Hits, Kernel, MAX_MR, PanelRun, PanelTerms, QueryPanel, RowTerms};
+use crate::kernel::{Centred, Hits, Kernel, MAX_MR, PanelRun, QueryPanel, QueryTerms, ReferenceTerms};
+use crate::level::Simd;
 use crate::pack;
 
 /// Needs no token: it uses nothing beyond the compilation target.
@@ -16,22 +17,26 @@ const NR: usize = 8;
 impl Kernel for ScalarF32 {
     const MR: usize = MR;
     const NR: usize = NR;
-    const STEP: usize = 1;
-    type QueryCode = f32;
-    type ReferenceCode = f32;
+    const COLUMNS: usize = 1;
+    const COARSE: bool = false;
+    type Code = f32;
 
-    fn encode_reference(row: &Centred<'_>, lane: usize, panel: &mut [f32]) -> PanelTerms {
+    fn encode_reference(_: Simd, row: &Centred<'_>, lane: usize, panel: &mut [f32]) -> ReferenceTerms {
         pack::f32::encode_reference(row, lane, NR, panel)
     }
 
-    fn encode_query(row: &Centred<'_>, lane: usize, panel: &mut [f32]) -> RowTerms {
+    fn encode_query(_: Simd, row: &Centred<'_>, lane: usize, panel: &mut [f32]) -> QueryTerms {
         pack::f32::encode_query(row, lane, MR, panel)
     }
 
     fn scan(self, query: &QueryPanel<'_, f32>, run: &PanelRun<'_, f32>, hits: &mut Hits) {
         let panel_len = query.codes.len() / MR * NR;
         let mut bars = [0.0; MAX_MR];
-        for (p, (codes, offsets)) in run.codes.chunks_exact(panel_len).zip(run.offsets.chunks_exact(NR)).enumerate() {
+        for p in run.start..run.end {
+            if run.visit.leaves_out(p) {
+                continue;
+            }
+            let (codes, offsets) = (&run.codes[p * panel_len..][..panel_len], &run.offsets[p * NR..][..NR]);
             let mut tile = [[0.0f32; NR]; MR];
             for (q, r) in query.codes.chunks_exact(MR).zip(codes.chunks_exact(NR)) {
                 for m in 0..MR {
@@ -47,7 +52,7 @@ impl Kernel for ScalarF32 {
                     // Not `>=`: a key that is not a number must be reported.
                     #[expect(clippy::neg_cmp_op_on_partial_ord, reason = "NaN must pass")]
                     if !(key < bars[m]) {
-                        hits.push(m, run.first_row + (p * NR + n) as u32, key);
+                        hits.push(m, (p * NR + n) as u32, key);
                     }
                 }
             }

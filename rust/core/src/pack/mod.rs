@@ -10,16 +10,18 @@
 //! tight. So both come
 //! from a sample in which rows of outlying size do not count: one giant row must not ruin the bound for all others.
 
+pub(crate) mod coarse;
 pub(crate) mod f32;
+pub(crate) mod i8;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rayon::prelude::*;
 
-use crate::bound::{LARGEST_NORM, down, f32_dot_error};
+use crate::bound::{LARGEST_NORM, TAU, U32};
 use crate::cancel::Monitor;
 use crate::error::{Argument, Error, Result, try_vec};
-use crate::kernel::{Centred, Kernel, MAX_MR, MAX_RUN, PanelRun, PanelTerms, RowTerms};
+use crate::kernel::{Centred, Kernel, MAX_MR, MAX_RUN, PanelRun, PanelTerms, QueryTerms, SAMPLE_STRIDE, Visit};
 use crate::level::{Simd, multiversion};
 use crate::matrix::{Element, MatrixRef, Wide};
 use crate::metric::{Geometry, Metric};
@@ -80,6 +82,8 @@ pub(crate) struct Frame {
     scale: f64,
     query_centre_norm: f64,
     centre_norm: f64,
+    /// The same in float32, where float32 holds it; see `coarse.rs`.
+    coarse: Option<coarse::Frame>,
 }
 
 /// Sums over one row that was centred.
@@ -188,6 +192,10 @@ impl Frame {
         if !centre.iter().all(|c| c.is_finite()) {
             centre.fill(0.0);
         }
+        if !E::DOUBLE {
+            // Any centre will do; one that float32 holds serves both ways of centring.
+            centre.iter_mut().for_each(|c| *c = f64::from(*c as f32));
+        }
         let spread = rows
             .iter()
             .flat_map(|(_, row)| row.iter().zip(&centre).map(|(x, c)| (x - c).abs()))
@@ -199,7 +207,16 @@ impl Frame {
         };
         let query_centre = if metric == Metric::InnerProduct { vec![0.0; dim] } else { centre.clone() };
         let norm = |x: &[f64]| x.iter().map(|c| c * c).sum::<f64>().sqrt();
-        Self { metric, scale, centre_norm: norm(&centre), query_centre_norm: norm(&query_centre), centre, query_centre }
+        let coarse = if E::DOUBLE { None } else { coarse::Frame::new(&centre, &query_centre, scale) };
+        Self {
+            metric,
+            scale,
+            centre_norm: norm(&centre),
+            query_centre_norm: norm(&query_centre),
+            centre,
+            query_centre,
+            coarse,
+        }
     }
 
     pub(crate) fn scale2(&self) -> f64 {
@@ -225,6 +242,21 @@ impl Frame {
             }
         };
         self.finish(wide, sums, offset, size, out)
+    }
+
+    /// As [`Frame::reference_row`], in float32 where that can be done and the codes are coarser than that.
+    fn coarse_reference_row<'a, E: Element>(
+        &self,
+        simd: Simd,
+        wide: &[E::Wide],
+        out: &'a mut [f32],
+    ) -> Option<Centred<'a>> {
+        if let (Some(frame), Some(row)) = (&self.coarse, E::Wide::as_f32(wide))
+            && let Some(sums) = frame.centre(simd, self.metric, row, out)
+        {
+            return Some(sums.into_centred(out));
+        }
+        self.reference_row::<E>(simd, wide, out)
     }
 
     /// Centre a query row; `None` if the row is not finite. Also the shift between its values and keys, with its size.
@@ -276,25 +308,26 @@ impl Frame {
             raw_norm,
             offset: if usable { offset } else { 0.0 },
             offset_size: if usable { offset_size } else { 0.0 },
-            dot_error: f32_dot_error(dim),
+            offset_error: 0.0,
+            row_error: if usable { 2.0 * U32 * (norm + TAU) } else { 0.0 },
             noise: relative_error(dim),
         })
     }
 }
 
-/// The first row that a pack found not to be finite, seen from many threads.
-struct FirstBad(AtomicUsize);
+/// The first row that was found not to be finite, seen from many threads.
+pub(crate) struct FirstBad(AtomicUsize);
 
 impl FirstBad {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(AtomicUsize::new(usize::MAX))
     }
 
-    fn report(&self, row: usize) {
+    pub(crate) fn report(&self, row: usize) {
         self.0.fetch_min(row, Ordering::Relaxed);
     }
 
-    fn check<E: Element>(&self, matrix: MatrixRef<'_, E>, argument: Argument) -> Result<()> {
+    pub(crate) fn check<E: Element>(&self, matrix: MatrixRef<'_, E>, argument: Argument) -> Result<()> {
         let row = self.0.load(Ordering::Relaxed);
         if row == usize::MAX {
             return Ok(());
@@ -305,8 +338,9 @@ impl FirstBad {
 
 /// All reference rows as panels of kernel `K`.
 pub(crate) struct PackedReference<K: Kernel> {
-    codes: Aligned<K::ReferenceCode>,
+    codes: Aligned<K::Code>,
     offsets: Aligned<f32>,
+    scales: Aligned<f32>,
     terms: Vec<PanelTerms>,
     panel_len: usize,
 }
@@ -321,15 +355,17 @@ impl<K: Kernel> PackedReference<K> {
         monitor: &Monitor,
     ) -> Result<Self> {
         let panels = reference.rows().div_ceil(K::NR);
-        let panel_len = reference.dim().div_ceil(K::STEP) * K::STEP * K::NR;
+        let panel_len = reference.dim().div_ceil(K::COLUMNS) * K::NR;
         let mut codes = Aligned::zeroed(panels * panel_len, "the packed reference")?;
         let mut offsets = Aligned::zeroed(panels * K::NR, "the packed reference")?;
+        let mut scales = Aligned::zeroed(panels * K::NR, "the packed reference")?;
         let mut terms = try_zeroed::<PanelTerms>(panels, "the packed reference")?;
         let bad = FirstBad::new();
         let pack_panel = |(scratch, out): &mut (Vec<E::Wide>, Vec<f32>),
                           panel: usize,
-                          codes: &mut [K::ReferenceCode],
+                          codes: &mut [K::Code],
                           offsets: &mut [f32],
+                          scales: &mut [f32],
                           terms: &mut PanelTerms| {
             if monitor.check().is_err() {
                 return;
@@ -341,36 +377,49 @@ impl<K: Kernel> PackedReference<K> {
                     continue;
                 }
                 let wide = E::widen(reference.row(row), scratch);
-                let Some(centred) = frame.reference_row::<E>(simd, wide, out) else {
+                let centred = if K::COARSE {
+                    frame.coarse_reference_row::<E>(simd, wide, out)
+                } else {
+                    frame.reference_row::<E>(simd, wide, out)
+                };
+                let Some(centred) = centred else {
                     bad.report(row);
                     continue;
                 };
+                let encoded = K::encode_reference(simd, &centred, lane, codes);
                 offsets[lane] = centred.offset as f32;
-                *terms = terms.max(K::encode_reference(&centred, lane, codes));
+                scales[lane] = encoded.scale;
+                *terms = terms.max(encoded.error);
             }
         };
         let buffers = || (Vec::new(), vec![0.0f32; reference.dim()]);
-        let (codes_out, offsets_out) = (codes.as_mut_slice(), offsets.as_mut_slice());
+        let (codes_out, offsets_out, scales_out) =
+            (codes.as_mut_slice(), offsets.as_mut_slice(), scales.as_mut_slice());
         if threads == 1 {
             let mut buffers = buffers();
-            let panels = codes_out.chunks_mut(panel_len).zip(offsets_out.chunks_mut(K::NR)).zip(&mut terms);
-            for (panel, ((codes, offsets), terms)) in panels.enumerate() {
-                pack_panel(&mut buffers, panel, codes, offsets, terms);
+            let panels = codes_out
+                .chunks_mut(panel_len)
+                .zip(offsets_out.chunks_mut(K::NR))
+                .zip(scales_out.chunks_mut(K::NR))
+                .zip(&mut terms);
+            for (panel, (((codes, offsets), scales), terms)) in panels.enumerate() {
+                pack_panel(&mut buffers, panel, codes, offsets, scales, terms);
             }
         } else {
             codes_out
                 .par_chunks_mut(panel_len)
                 .zip(offsets_out.par_chunks_mut(K::NR))
+                .zip(scales_out.par_chunks_mut(K::NR))
                 .zip(&mut terms)
                 .enumerate()
                 .with_min_len(((1 << 16) / panel_len).max(1))
-                .for_each_init(buffers, |buffers, (panel, ((codes, offsets), terms))| {
-                    pack_panel(buffers, panel, codes, offsets, terms);
+                .for_each_init(buffers, |buffers, (panel, (((codes, offsets), scales), terms))| {
+                    pack_panel(buffers, panel, codes, offsets, scales, terms);
                 });
         }
         monitor.check()?;
         bad.check(reference, Argument::Reference)?;
-        Ok(Self { codes, offsets, terms, panel_len })
+        Ok(Self { codes, offsets, scales, terms, panel_len })
     }
 
     pub(crate) fn panels(&self) -> usize {
@@ -378,74 +427,73 @@ impl<K: Kernel> PackedReference<K> {
     }
 
     pub(crate) fn panel_bytes(&self) -> usize {
-        self.panel_len * size_of::<K::ReferenceCode>()
+        self.panel_len * size_of::<K::Code>()
     }
 
-    /// Panels `start .. end` as a kernel reads them.
-    pub(crate) fn run(&self, start: usize, end: usize) -> PanelRun<'_, K::ReferenceCode> {
-        assert!(end - start <= MAX_RUN, "a run longer than the lists of hits");
+    /// The panels of `start .. end` that `visit` names, as a kernel reads them.
+    pub(crate) fn run(&self, start: usize, end: usize, visit: Visit) -> PanelRun<'_, K::Code> {
+        let most = if visit == Visit::Sample { MAX_RUN * SAMPLE_STRIDE } else { MAX_RUN };
+        assert!(start <= end && end <= self.panels() && end - start <= most, "a run longer than the lists of hits");
         PanelRun {
-            codes: &self.codes.as_slice()[start * self.panel_len..end * self.panel_len],
-            offsets: &self.offsets.as_slice()[start * K::NR..end * K::NR],
-            terms: &self.terms[start..end],
-            first_row: (start * K::NR) as u32,
+            codes: self.codes.as_slice(),
+            offsets: self.offsets.as_slice(),
+            scales: self.scales.as_slice(),
+            terms: &self.terms,
+            start,
+            end,
+            visit,
         }
     }
 
     /// The error bound of one key, on the safe side.
-    pub(crate) fn error(&self, row: u32, query: RowTerms) -> f32 {
-        let terms = self.terms[row as usize / K::NR];
-        query.alpha * terms.a + query.beta * terms.b
+    #[cfg(test)]
+    pub(crate) fn error(&self, row: u32, query: QueryTerms) -> f32 {
+        self.panel_error(row as usize / K::NR, query)
+    }
+
+    /// The error bound of every key of one panel, on the safe side.
+    pub(crate) fn panel_error(&self, panel: usize, query: QueryTerms) -> f32 {
+        let terms = self.terms[panel];
+        query.alpha * terms.a + query.beta * terms.b + terms.c
     }
 }
 
 /// A chunk of query rows as panels of kernel `K`.
 pub(crate) struct PackedQuery<K: Kernel> {
-    codes: Aligned<K::QueryCode>,
+    codes: Aligned<K::Code>,
     panel_len: usize,
     /// One a row.
-    pub(crate) terms: Vec<RowTerms>,
+    pub(crate) terms: Vec<QueryTerms>,
     /// One a row: see [`crate::bound::Floor`].
     pub(crate) shifts: Vec<(f64, f64)>,
 }
 
 impl<K: Kernel> PackedQuery<K> {
-    /// Encode rows `start .. end`.
-    pub(crate) fn pack<E: Element>(
-        simd: Simd,
-        frame: &Frame,
-        query: MatrixRef<'_, E>,
-        start: usize,
-        end: usize,
-    ) -> Result<Self> {
+    /// Encode the query rows named by `rows`.
+    pub(crate) fn pack<E: Element>(simd: Simd, frame: &Frame, query: MatrixRef<'_, E>, rows: &[u32]) -> Result<Self> {
         const { assert!(K::MR <= MAX_MR) };
-        let panel_len = query.dim().div_ceil(K::STEP) * K::STEP * K::MR;
-        let mut codes = Aligned::<K::QueryCode>::zeroed((end - start).div_ceil(K::MR) * panel_len, "packed queries")?;
-        let mut terms = try_vec(end - start, "packed queries")?;
-        let mut shifts = try_vec(end - start, "packed queries")?;
+        let panel_len = query.dim().div_ceil(K::COLUMNS) * K::MR;
+        let mut codes = Aligned::<K::Code>::zeroed(rows.len().div_ceil(K::MR) * panel_len, "packed queries")?;
+        let mut terms = try_vec(rows.len(), "packed queries")?;
+        let mut shifts = try_vec(rows.len(), "packed queries")?;
         let (mut scratch, mut out) = (Vec::new(), vec![0.0f32; query.dim()]);
-        for row in start..end {
+        for (i, &row) in rows.iter().enumerate() {
+            let row = row as usize;
             let wide = E::widen(query.row(row), &mut scratch);
             let Some((centred, shift, size)) = frame.query_row::<E>(simd, wide, &mut out) else {
                 return Err(query
                     .first_non_finite(Argument::Query, row)
                     .unwrap_or_else(|| Error::Panic("a finite row was refused".into())));
             };
-            let (panel, lane) = ((row - start) / K::MR, (row - start) % K::MR);
+            let (panel, lane) = (i / K::MR, i % K::MR);
             let codes = &mut codes.as_mut_slice()[panel * panel_len..][..panel_len];
-            terms.push(K::encode_query(&centred, lane, codes));
+            terms.push(K::encode_query(simd, &centred, lane, codes));
             shifts.push((shift, size));
         }
         Ok(Self { codes, panel_len, terms, shifts })
     }
 
-    pub(crate) fn panel(&self, panel: usize) -> &[K::QueryCode] {
+    pub(crate) fn panel(&self, panel: usize) -> &[K::Code] {
         &self.codes.as_slice()[panel * self.panel_len..][..self.panel_len]
     }
-}
-
-/// A lower bound of the exact key behind a computed one.
-#[inline(always)]
-pub(crate) fn lower(key: f32, error: f32) -> f32 {
-    down(f64::from(key) - f64::from(error))
 }

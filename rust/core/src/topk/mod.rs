@@ -1,15 +1,11 @@
-//! Who is among the k nearest so far. Knows orders and bounds, nothing of kernels.
+//! Who is among the k nearest so far. Knows orders, nothing of kernels or bounds.
 //!
 //! ```text
-//! filter hits (key, error) ──> Reservoir ──settle: rescored in float64──> Heap ──> k neighbours, sorted
-//! direct values ────────────────────────────────────────────────────────> Heap
+//! filter hits ──rescored in float64──> Nearest ──sort──> k neighbours
+//! direct values ─────────────────────> Nearest
 //! ```
-//!
-//! [`Heap`] holds the k first rows under the total order, by exact values. [`Reservoir`] holds rows that *might* be among
-//! them, by bounds of their keys, and knows the key below which nobody else can be.
 
-pub(crate) mod heap;
-pub(crate) mod reservoir;
+pub(crate) mod nearest;
+mod sort;
 
-pub(crate) use heap::Heap;
-pub(crate) use reservoir::{Candidate, Reservoir};
+pub(crate) use nearest::Nearest;

@@ -5,8 +5,8 @@
 
 use std::arch::x86_64::*;
 
-use crate::kernel::{Centred, Hits, Kernel, MAX_MR, PanelRun, PanelTerms, QueryPanel, RowTerms};
-use crate::level::Avx2;
+use crate::kernel::{Centred, Hits, Kernel, MAX_MR, PanelRun, QueryPanel, QueryTerms, ReferenceTerms};
+use crate::level::{Avx2, Simd};
 use crate::pack;
 
 /// The kernel, with the proof that the CPU runs it.
@@ -20,15 +20,15 @@ const LANES: usize = 8;
 impl Kernel for Avx2F32 {
     const MR: usize = MR;
     const NR: usize = NR;
-    const STEP: usize = 1;
-    type QueryCode = f32;
-    type ReferenceCode = f32;
+    const COLUMNS: usize = 1;
+    const COARSE: bool = false;
+    type Code = f32;
 
-    fn encode_reference(row: &Centred<'_>, lane: usize, panel: &mut [f32]) -> PanelTerms {
+    fn encode_reference(_: Simd, row: &Centred<'_>, lane: usize, panel: &mut [f32]) -> ReferenceTerms {
         pack::f32::encode_reference(row, lane, NR, panel)
     }
 
-    fn encode_query(row: &Centred<'_>, lane: usize, panel: &mut [f32]) -> RowTerms {
+    fn encode_query(_: Simd, row: &Centred<'_>, lane: usize, panel: &mut [f32]) -> QueryTerms {
         pack::f32::encode_query(row, lane, MR, panel)
     }
 
@@ -42,10 +42,13 @@ impl Kernel for Avx2F32 {
 fn scan(query: &QueryPanel<'_, f32>, run: &PanelRun<'_, f32>, hits: &mut Hits) {
     let steps = query.codes.len() / MR;
     let mut bars = [0.0; MAX_MR];
-    for (p, (codes, offsets)) in run.codes.chunks_exact(steps * NR).zip(run.offsets.chunks_exact(NR)).enumerate() {
+    for p in run.start..run.end {
+        if run.visit.leaves_out(p) {
+            continue;
+        }
         let mut tile = [[_mm256_setzero_ps(); 2]; MR];
         // Slices of one length each, so that the pointers below stay inside them for every step.
-        let (q, r) = (&query.codes[..steps * MR], &codes[..steps * NR]);
+        let (q, r) = (&query.codes[..steps * MR], &run.codes[p * steps * NR..][..steps * NR]);
         let (mut q, mut r) = (q.as_ptr(), r.as_ptr());
         for _ in 0..steps {
             // SAFETY: `r` and `q` have NR and MR more numbers in each of the `steps` rounds, and are advanced by as many.
@@ -62,24 +65,17 @@ fn scan(query: &QueryPanel<'_, f32>, run: &PanelRun<'_, f32>, hits: &mut Hits) {
         }
         query.bars.against(run.terms[p], &mut bars);
         for half in 0..2 {
-            let offset: &[f32; LANES] = offsets[half * LANES..][..LANES].try_into().expect("LANES offsets");
+            let offset: &[f32; LANES] =
+                run.offsets[p * NR + half * LANES..][..LANES].try_into().expect("LANES offsets");
             // SAFETY: `offset` has LANES numbers.
             let offset = unsafe { _mm256_loadu_ps(offset.as_ptr()) };
             for m in 0..MR {
                 let key = _mm256_sub_ps(tile[m][half], offset);
                 // "Not less than": a key that is not a number must be reported.
                 let over = _mm256_cmp_ps::<_CMP_NLT_UQ>(key, _mm256_set1_ps(bars[m]));
-                let mut mask = _mm256_movemask_ps(over) as u32;
-                if mask != 0 {
-                    let mut keys = [0.0f32; LANES];
-                    // SAFETY: `keys` has room for LANES numbers.
-                    unsafe { _mm256_storeu_ps(keys.as_mut_ptr(), key) };
-                    let first = run.first_row + (p * NR + half * LANES) as u32;
-                    while mask != 0 {
-                        let lane = mask.trailing_zeros();
-                        mask &= mask - 1;
-                        hits.push(m, first + lane, keys[lane as usize]);
-                    }
+                let over = _mm256_movemask_ps(over) as u32;
+                if over != 0 {
+                    super::report_avx2(hits, m, (p * NR + half * LANES) as u32, over, key);
                 }
             }
         }

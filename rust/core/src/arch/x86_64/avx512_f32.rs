@@ -4,8 +4,8 @@
 
 use std::arch::x86_64::*;
 
-use crate::kernel::{Centred, Hits, Kernel, MAX_MR, PanelRun, PanelTerms, QueryPanel, RowTerms};
-use crate::level::Avx512;
+use crate::kernel::{Centred, Hits, Kernel, MAX_MR, PanelRun, QueryPanel, QueryTerms, ReferenceTerms};
+use crate::level::{Avx512, Simd};
 use crate::pack;
 
 /// The kernel, with the proof that the CPU runs it.
@@ -19,15 +19,15 @@ const LANES: usize = 16;
 impl Kernel for Avx512F32 {
     const MR: usize = MR;
     const NR: usize = NR;
-    const STEP: usize = 1;
-    type QueryCode = f32;
-    type ReferenceCode = f32;
+    const COLUMNS: usize = 1;
+    const COARSE: bool = false;
+    type Code = f32;
 
-    fn encode_reference(row: &Centred<'_>, lane: usize, panel: &mut [f32]) -> PanelTerms {
+    fn encode_reference(_: Simd, row: &Centred<'_>, lane: usize, panel: &mut [f32]) -> ReferenceTerms {
         pack::f32::encode_reference(row, lane, NR, panel)
     }
 
-    fn encode_query(row: &Centred<'_>, lane: usize, panel: &mut [f32]) -> RowTerms {
+    fn encode_query(_: Simd, row: &Centred<'_>, lane: usize, panel: &mut [f32]) -> QueryTerms {
         pack::f32::encode_query(row, lane, MR, panel)
     }
 
@@ -41,10 +41,13 @@ impl Kernel for Avx512F32 {
 fn scan(query: &QueryPanel<'_, f32>, run: &PanelRun<'_, f32>, hits: &mut Hits) {
     let steps = query.codes.len() / MR;
     let mut bars = [0.0; MAX_MR];
-    for (p, (codes, offsets)) in run.codes.chunks_exact(steps * NR).zip(run.offsets.chunks_exact(NR)).enumerate() {
+    for p in run.start..run.end {
+        if run.visit.leaves_out(p) {
+            continue;
+        }
         let mut tile = [[_mm512_setzero_ps(); 2]; MR];
         // Slices of one length each, so that the pointers below stay inside them for every step.
-        let (q, r) = (&query.codes[..steps * MR], &codes[..steps * NR]);
+        let (q, r) = (&query.codes[..steps * MR], &run.codes[p * steps * NR..][..steps * NR]);
         let (mut q, mut r) = (q.as_ptr(), r.as_ptr());
         for _ in 0..steps {
             // SAFETY: `r` and `q` have NR and MR more numbers in each of the `steps` rounds, and are advanced by as many.
@@ -61,27 +64,17 @@ fn scan(query: &QueryPanel<'_, f32>, run: &PanelRun<'_, f32>, hits: &mut Hits) {
         }
         query.bars.against(run.terms[p], &mut bars);
         for half in 0..2 {
-            let offset: &[f32; LANES] = offsets[half * LANES..][..LANES].try_into().expect("LANES offsets");
+            let offset: &[f32; LANES] =
+                run.offsets[p * NR + half * LANES..][..LANES].try_into().expect("LANES offsets");
             // SAFETY: `offset` has LANES numbers.
             let offset = unsafe { _mm512_loadu_ps(offset.as_ptr()) };
-            let first = (run.first_row + (p * NR + half * LANES) as u32) as i32;
+            let first = (p * NR + half * LANES) as u32;
             for m in 0..MR {
                 let key = _mm512_sub_ps(tile[m][half], offset);
                 // "Not less than": a key that is not a number must be reported.
                 let over = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(key, _mm512_set1_ps(bars[m]));
                 if over != 0 {
-                    let lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-                    let rows = _mm512_add_epi32(_mm512_set1_epi32(first), lanes);
-                    let (row_tail, key_tail) = hits.tail(m);
-                    let row_tail: &mut [u32; LANES] = row_tail.try_into().expect("LANES places");
-                    let key_tail: &mut [f32; LANES] = key_tail.try_into().expect("LANES places");
-                    // Compressed in a register, then stored whole: the compressing store is very slow on some CPUs.
-                    // SAFETY: both tails have room for LANES numbers.
-                    unsafe {
-                        _mm512_storeu_si512(row_tail.as_mut_ptr().cast(), _mm512_maskz_compress_epi32(over, rows));
-                        _mm512_storeu_ps(key_tail.as_mut_ptr(), _mm512_maskz_compress_ps(over, key));
-                    }
-                    hits.grow(m, over.count_ones() as usize);
+                    super::report_avx512(hits, m, first, over, key);
                 }
             }
         }

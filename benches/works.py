@@ -1,0 +1,143 @@
+"""The searches that are compared, by name: their rows, sizes, the libraries asked, and the goals set for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from benches.data import Rows, clustered_rows, correlated_rows, gaussian_rows, grid_rows, offset_rows
+
+OURS = "exactknn"
+ONE_THREAD = "exactknn, one thread"
+FAISS = "faiss IndexFlat"
+FAISS_BUILDING = "faiss IndexFlat, built in the time"
+TORCH = "torch cdist + topk"
+CUSTOM_KNN = "pytorch-metric-learning CustomKNN"
+SKLEARN = "scikit-learn brute"
+USEARCH = "usearch exact"
+
+SHORT_NAMES = {FAISS: "faiss", CUSTOM_KNN: "CustomKNN", SKLEARN: "scikit-learn", ONE_THREAD: "one thread"}
+
+USUAL = (FAISS, FAISS_BUILDING, TORCH, CUSTOM_KNN, SKLEARN)
+# usearch's exact search is so much slower than the others that a few works tell enough.
+ALL = (*USUAL, USEARCH)
+
+_ROWS: dict[str, Callable[..., Rows]] = {
+    "clustered": clustered_rows,
+    "correlated": correlated_rows,
+    "grid": grid_rows,
+    "offset": offset_rows,
+    "gaussian": gaussian_rows,
+}
+
+
+@dataclass(frozen=True)
+class Work:
+    """One search: `queries` rows against `references` rows of length `dimension`, for the `k` nearest.
+
+    Attributes:
+        data: how the rows are made, see `benches.data`.
+        queries: number of queries; 0: the references among themselves, each without itself.
+        references: number of references.
+        dimension: length of a row.
+        k: neighbours of each query; None: all, sorted.
+        metric: `sqeuclidean` or `inner_product`.
+        peers: the libraries to compare with.
+        goals: at least how many times their time over ours should be.
+        prefix: what the name begins with, if not `data`.
+    """
+
+    data: str
+    queries: int
+    references: int
+    dimension: int
+    k: int | None
+    metric: str = "sqeuclidean"
+    peers: tuple[str, ...] = USUAL
+    goals: Mapping[str, float] = field(default_factory=dict)
+    prefix: str = ""
+
+    @property
+    def name(self) -> str:
+        """What `--only` takes a part of, such as `clustered-4096x65536x128-k10`."""
+        k = "all" if self.k is None else f"k{self.k}"
+        return f"{self.prefix or self.data}-{self.queries or 'self'}x{self.references}x{self.dimension}-{k}"
+
+    @property
+    def is_self(self) -> bool:
+        """Whether the references are searched among themselves."""
+        return self.queries == 0
+
+    @property
+    def count(self) -> int:
+        """The number of queries."""
+        return self.queries or self.references
+
+    @property
+    def columns(self) -> int:
+        """The number of neighbours of each query."""
+        return self.references - self.is_self if self.k is None else self.k
+
+    @property
+    def operations(self) -> int:
+        """A multiplication and an addition for each number of each pair of rows."""
+        return 2 * self.count * self.references * self.dimension
+
+    @property
+    def outputs(self) -> int:
+        """Bytes of the distances (float32) and the row numbers (int64)."""
+        return self.count * self.columns * 12
+
+    @property
+    def allowed(self) -> int:
+        """Bytes that a search may add to the process."""
+        if self.k is None:
+            return self.outputs + (256 << 20)
+        return self.outputs + self.references * self.dimension * 4 + (64 << 20)
+
+    def rows(self) -> tuple[Rows, Rows]:
+        """Queries and references; the same array twice for a self-search."""
+        reference = _ROWS[self.data](self.references, self.dimension, seed=1)
+        query = reference if self.is_self else _ROWS[self.data](self.queries, self.dimension, seed=2)
+        return query, reference
+
+
+def _works(n: int, m: int, own: int, all_own: int) -> tuple[Work, ...]:
+    """The comparisons: `n` queries, `m` references, self-searches of `own` rows, all neighbours of `all_own` rows."""
+    alike = {FAISS: 0.83}
+    return (
+        Work("clustered", n, m, 128, 10, peers=ALL, goals={FAISS: 4, CUSTOM_KNN: 14, SKLEARN: 6}),
+        Work("clustered", n, m, 128, 100, goals={FAISS: 3}),
+        Work("clustered", n, m, 128, 1000, goals={FAISS: 1.5}),
+        Work("clustered", n, m, 512, 10, goals={FAISS: 3.5}),
+        Work("clustered", n, m, 768, 10, goals={FAISS: 3.5}),
+        Work("clustered", n // 16, m, 128, 10, peers=ALL, goals={FAISS: 12}),
+        Work("clustered", 8, m, 128, 10, peers=ALL, goals={FAISS: 1.2}),
+        Work("clustered", 1, m, 128, 10, peers=ALL, goals={FAISS: 1.2}),
+        Work("clustered", n, m, 128, 10, "inner_product", prefix="inner-product"),
+        Work("correlated", 0, own, 384, 1, peers=(FAISS, CUSTOM_KNN, SKLEARN), goals={FAISS: 8}),
+        Work("correlated", 0, own, 384, 10, peers=(FAISS, CUSTOM_KNN, SKLEARN), goals={FAISS: 6}),
+        Work("correlated", 0, own, 384, 100, peers=(FAISS, CUSTOM_KNN, SKLEARN), goals={FAISS: 3}),
+        Work("clustered", 0, all_own, 64, None, peers=(CUSTOM_KNN,), goals={CUSTOM_KNN: 3}),
+        Work("grid", n, m, 32, 10, peers=(FAISS,), goals=alike),
+        Work("offset", n, m, 128, 10, peers=(FAISS, TORCH, SKLEARN), goals=alike),
+        Work("gaussian", n // 2, m, 512, 10, peers=(FAISS, SKLEARN), goals=alike),
+        Work("clustered", n, m, 128, 10, peers=(ONE_THREAD,), goals={ONE_THREAD: 1.85}, prefix="threads"),
+    )
+
+
+FULL = _works(4096, 65536, 30_000, 20_000)
+# The goals are for the full sizes.
+QUICK = tuple(replace(work, goals={}) for work in _works(1024, 16384, 4000, 2000))
+
+CURVE = "curve"
+"""The name of the times over the number of queries, beside the names of the works."""
+
+
+def curve(quick: bool) -> tuple[Work, ...]:
+    """One search for each number of queries, each twice the one before."""
+    references, most = (16384, 256) if quick else (65536, 1024)
+    return tuple(
+        Work("clustered", 1 << power, references, 128, 10, peers=(FAISS,), prefix=CURVE)
+        for power in range(most.bit_length())
+    )

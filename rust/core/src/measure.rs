@@ -1,0 +1,154 @@
+//! What the machine and the kernels can do: the figures that benchmarks are held against. No search uses this.
+//!
+//! A *peak* is the rate of independent multiply-add instructions that touch no memory. A *tile* is a kernel as a search calls
+//! it, one panel of queries against panels of references that stay in the second-level cache, without survivors.
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use crate::arch::{self, WithKernel};
+use crate::cancel::Monitor;
+use crate::error::{Argument, Result};
+use crate::kernel::{Bars, Hits, Kernel, MAX_RUN, QueryPanel, Visit};
+use crate::level::Simd;
+use crate::matrix::MatrixRef;
+use crate::metric::Metric;
+use crate::pack::{Frame, PackedQuery, PackedReference};
+use crate::plan;
+
+/// Numbers that a kernel multiplies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Codes {
+    /// 8-bit integers.
+    Int8,
+    /// Float32 numbers.
+    Float32,
+}
+
+/// How often a measurement is repeated; the fastest counts.
+const ROUNDS: usize = 7;
+const ROUND: Duration = Duration::from_millis(20);
+
+/// Operations a second (a multiply-add is two) of `run`, which reports how many it did.
+fn rate(mut run: impl FnMut() -> f64) -> f64 {
+    (0..ROUNDS)
+        .map(|_| {
+            let (start, mut done) = (Instant::now(), 0.0);
+            while start.elapsed() < ROUND {
+                done += run();
+            }
+            done / start.elapsed().as_secs_f64()
+        })
+        .fold(0.0, f64::max)
+}
+
+/// Operations a second of one thread's multiply-add instructions; `None` where the level has none of its own.
+pub fn peak(simd: Simd, codes: Codes) -> Option<f64> {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::*;
+
+        /// Chains that hide the latency of two instructions a cycle.
+        const CHAINS: usize = 12;
+        const TURNS: usize = 4096;
+
+        macro_rules! chains {
+            ($features:literal, $zero:expr, $step:expr) => {{
+                #[target_feature(enable = $features)]
+                fn run() {
+                    let (x, y) = black_box(($zero, $zero));
+                    let mut sums = [$zero; CHAINS];
+                    for _ in 0..TURNS {
+                        for sum in &mut sums {
+                            *sum = $step(*sum, x, y);
+                        }
+                    }
+                    black_box(sums);
+                }
+                run
+            }};
+        }
+        let of = |lanes: usize| (2 * lanes * CHAINS * TURNS) as f64;
+        // SAFETY (all calls): the token asked for proves the features that the function was compiled for.
+        match codes {
+            Codes::Int8 if simd.avx512_vnni().is_some() => {
+                let run = chains!("avx512f,avx512vnni", _mm512_setzero_si512(), _mm512_dpbusd_epi32);
+                return Some(rate(|| {
+                    // SAFETY: see above.
+                    unsafe { run() };
+                    of(64)
+                }));
+            }
+            Codes::Int8 if simd.avx_vnni().is_some() => {
+                let run = chains!("avx2,avxvnni", _mm256_setzero_si256(), _mm256_dpbusd_avx_epi32);
+                return Some(rate(|| {
+                    // SAFETY: see above.
+                    unsafe { run() };
+                    of(32)
+                }));
+            }
+            Codes::Float32 if simd.avx512().is_some() => {
+                let run = chains!("avx512f", _mm512_setzero_ps(), |sum, x, y| _mm512_fmadd_ps(x, y, sum));
+                return Some(rate(|| {
+                    // SAFETY: see above.
+                    unsafe { run() };
+                    of(16)
+                }));
+            }
+            Codes::Float32 if simd.avx2().is_some() => {
+                let run = chains!("avx2,fma", _mm256_setzero_ps(), |sum, x, y| _mm256_fmadd_ps(x, y, sum));
+                return Some(rate(|| {
+                    // SAFETY: see above.
+                    unsafe { run() };
+                    of(8)
+                }));
+            }
+            _ => {}
+        }
+    }
+    let _ = (simd, codes);
+    None
+}
+
+struct Tile {
+    simd: Simd,
+    dim: usize,
+}
+
+impl WithKernel for Tile {
+    type Output = Result<f64>;
+
+    fn run<K: Kernel>(self, kernel: K) -> Result<f64> {
+        let Self { simd, dim } = self;
+        let panel_bytes = dim.div_ceil(K::COLUMNS) * K::NR * size_of::<K::Code>();
+        let panels = plan::block_panels(panel_bytes).min(MAX_RUN);
+        let rows = panels * K::NR;
+        let data: Vec<f32> = (0..rows * dim).map(|i| ((i * 7919) % 1009) as f32 / 504.0 - 1.0).collect();
+        let reference = MatrixRef::new(&data, rows, dim, Argument::Reference)?;
+        let frame = Frame::choose(simd, Metric::SqEuclidean, reference);
+        let packed = PackedReference::<K>::pack(simd, &frame, reference, 1, &Monitor::new())?;
+        let queries: Vec<u32> = (0..K::MR as u32).collect();
+        let query = PackedQuery::<K>::pack(simd, &frame, reference, &queries)?;
+        let mut bars = Bars::closed();
+        for m in 0..K::MR {
+            bars.open(m, f32::MAX, query.terms[m]);
+        }
+        let mut hits = Hits::new(K::MR, K::NR);
+        Ok(rate(|| {
+            let panel = QueryPanel { codes: query.panel(0), bars: &bars };
+            kernel.scan(&panel, &packed.run(0, panels, Visit::All), &mut hits);
+            (2 * K::MR * rows * dim) as f64
+        }))
+    }
+}
+
+/// Operations a second of one thread in the microkernel of a level, on rows of `dim` columns.
+///
+/// # Errors
+/// [`crate::Error::OutOfMemory`], [`crate::Error::NoColumns`].
+pub fn tile(simd: Simd, codes: Codes, dim: usize) -> Result<f64> {
+    match codes {
+        Codes::Int8 => arch::with_int8(simd, Tile { simd, dim }),
+        Codes::Float32 => arch::with_float32(simd, Tile { simd, dim }),
+    }
+}

@@ -1,0 +1,145 @@
+//! The k first neighbours seen so far, under the total order.
+//!
+//! ```text
+//! neighbour ──behind the k-th known?──> dropped
+//!           └──> kept ──grown by a quarter of k──> cut: the k first stay, the k-th is known
+//! ```
+//!
+//! A buffer that is cut now and then costs a constant time a neighbour, whatever k is; a heap costs `log k`.
+
+use crate::error::{Result, try_vec};
+use crate::order::Neighbour;
+
+/// See the module header.
+#[derive(Debug, Clone)]
+pub(crate) struct Nearest {
+    k: usize,
+    kept: Vec<Neighbour>,
+    /// The k-th of all neighbours seen up to the last cut.
+    kth: Option<Neighbour>,
+    /// How many are kept at most.
+    limit: usize,
+}
+
+impl Nearest {
+    /// Room for the first `k >= 1` of at most `most` neighbours.
+    pub(crate) fn new(k: usize, most: usize) -> Result<Self> {
+        let limit = Self::limit(k, most);
+        Ok(Self { k, kept: try_vec(limit, "candidates")?, kth: None, limit })
+    }
+
+    /// The first `k`, of which some are known already: `found`, and the rule that nobody from `bar` on counts.
+    pub(crate) fn resume(k: usize, most: usize, found: Self, bar: Neighbour) -> Result<Self> {
+        let mut nearest = Self::new(k, most)?;
+        nearest.kept.extend(found.kept);
+        nearest.kth = Some(bar);
+        Ok(nearest)
+    }
+
+    /// Bytes that the first `k` of `most` take.
+    pub(crate) fn bytes(k: usize, most: usize) -> usize {
+        Self::limit(k, most).saturating_mul(size_of::<Neighbour>())
+    }
+
+    fn limit(k: usize, most: usize) -> usize {
+        // A large share of everything is kept whole and cut once.
+        if k.saturating_mul(4) >= most { most.max(k) } else { k + (k / 4).max(16) }
+    }
+
+    /// Keep `neighbour` if it can belong to the first k.
+    #[inline(always)]
+    pub(crate) fn push(&mut self, neighbour: Neighbour) {
+        if self.kth.is_some_and(|kth| neighbour >= kth) {
+            return;
+        }
+        if self.kept.len() == self.limit {
+            self.cut();
+        }
+        self.kept.push(neighbour);
+    }
+
+    /// The rank from which on nobody counts any more.
+    #[inline(always)]
+    pub(crate) fn kth(&self) -> Option<Neighbour> {
+        self.kth
+    }
+
+    /// Whether a cut would raise the bar enough to be worth its time.
+    #[inline(always)]
+    pub(crate) fn is_due(&self) -> bool {
+        let len = self.kept.len();
+        if self.kth.is_some() { len > self.k + self.k / 4 } else { len >= self.k }
+    }
+
+    /// Keep the first k only; returns the k-th, once there are k.
+    pub(crate) fn cut(&mut self) -> Option<Neighbour> {
+        if self.kept.len() >= self.k {
+            let (_, kth, _) = self.kept.select_nth_unstable(self.k - 1);
+            self.kth = Some(*kth);
+            self.kept.truncate(self.k);
+        }
+        self.kth
+    }
+
+    /// Take in everything another one holds.
+    pub(crate) fn merge(&mut self, other: Self) {
+        for neighbour in other.kept {
+            self.push(neighbour);
+        }
+    }
+
+    /// How many of the first k are known.
+    pub(crate) fn len(&self) -> usize {
+        self.kept.len().min(self.k)
+    }
+
+    /// The first k, nearest first.
+    pub(crate) fn into_sorted(mut self) -> Vec<Neighbour> {
+        if self.kept.len() > self.k + self.k / 2 {
+            self.cut();
+        }
+        super::sort::sort(&mut self.kept);
+        self.kept.truncate(self.k);
+        self.kept
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metric::Metric;
+
+    #[test]
+    fn keeps_the_first_k_under_ties() {
+        for most in [6, 1000] {
+            let mut nearest = Nearest::new(3, most).expect("memory");
+            for (value, row) in [(2.0, 0), (1.0, 9), (1.0, 4), (1.0, 7), (3.0, 1), (1.0, 5)] {
+                nearest.push(Neighbour::new::<f32>(Metric::SqEuclidean, value, row));
+            }
+            assert_eq!(nearest.len(), 3);
+            let rows: Vec<u32> = nearest.into_sorted().into_iter().map(Neighbour::row).collect();
+            assert_eq!(rows, [4, 5, 7]);
+        }
+    }
+
+    #[test]
+    fn cuts_lose_nothing() {
+        for (k, most) in [(1, 5000), (10, 5000), (100, 5000), (1300, 5000), (4999, 5000), (5000, 5000)] {
+            let mut nearest = Nearest::new(k, most).expect("memory");
+            let mut all = Vec::new();
+            for row in 0..5000u32 {
+                let value = f64::from(row.wrapping_mul(2_654_435_761) % 977);
+                let neighbour = Neighbour::new::<f32>(Metric::SqEuclidean, value, row);
+                all.push(neighbour);
+                nearest.push(neighbour);
+                if row % 37 == 0 && nearest.is_due() {
+                    nearest.cut();
+                }
+            }
+            all.sort();
+            let found = nearest.into_sorted();
+            assert_eq!(found.len(), k);
+            assert!(found.iter().zip(&all).all(|(x, y)| x.row() == y.row()));
+        }
+    }
+}
