@@ -217,9 +217,10 @@ impl<E: Element> Job<'_, E> {
                     scratch.rows.clear();
                     scratch.rows.extend_from_slice(rows);
                     self.take_in(queries.start + i, &prepared[i], &mut found[i], &mut scratch, bad);
-                    if found[i].is_due()
-                        && let Some(kth) = found[i].cut()
-                    {
+                    if found[i].is_due() {
+                        found[i].cut();
+                    }
+                    if let Some(kth) = found[i].kth() {
                         panel.raise(lane, &thresholds[i], kth.ranked_value(self.metric()));
                     }
                 }
@@ -395,7 +396,8 @@ impl<'a, E: Element, K: Kernel> Pass<'a, E, K> {
     /// Expect that the last of the neighbours found so far stands behind rank `k`.
     fn expect(&mut self, i: usize, k: usize) -> Result<()> {
         let state = &mut self.states[i];
-        if let Some(last) = state.nearest.cut() {
+        state.nearest.cut();
+        if let Some(last) = state.nearest.kth() {
             let rows = self.task.rows();
             let found = std::mem::replace(&mut state.nearest, Nearest::new(1, 1)?);
             state.nearest = Nearest::resume(k, rows, found, last)?;
@@ -470,9 +472,11 @@ impl<'a, E: Element, K: Kernel> Pass<'a, E, K> {
                 self.tally.1 += u64::from(kth.is_some_and(|kth| neighbour.is_behind(kth)));
                 state.nearest.push(neighbour);
             }
-            if state.nearest.is_due()
-                && let Some(kth) = state.nearest.cut()
-            {
+            if state.nearest.is_due() {
+                state.nearest.cut();
+            }
+            // A cut may also have happened on the way.
+            if let Some(kth) = state.nearest.kth().filter(|now| Some(*now) != kth) {
                 state.floor = state.floor.max(state.floors.below_value(kth.ranked_value(job.metric())));
             }
         }

@@ -61,19 +61,22 @@ const CANDIDATE_BYTES: usize = 24 << 20;
 /// References that one split holds at least.
 const SPLIT_ROWS: usize = 2048;
 
+/// Bytes of a task's queries in float64: beyond the second-level cache every survivor waits for its query too.
+const QUERY_BYTES: usize = 2 << 20;
+
 /// Query rows of a task from which on splitting further costs more in passes over the references than it balances.
 const FULL_CHUNK: usize = 132;
 
 /// From this k on most survivors come from thresholds that are still low; a sample of the references raises them.
-const SAMPLED_K: usize = 32;
+const SAMPLED_K: usize = 8;
 
 /// Queries for each thread that try a filter before the others follow.
 const PROBE_ROWS: usize = 24;
 
 /// Scans by int8 and float32 and the float64 value of a pair, in cycles: `a + b dim`. Ratios matter, and these are robust.
-const INT8_CYCLES: (f64, f64) = (0.3, 0.008);
-const FLOAT32_CYCLES: (f64, f64) = (0.3, 0.032);
-const VALUE_CYCLES: (f64, f64) = (25.0, 0.25);
+const INT8_CYCLES: (f64, f64) = (0.3, 0.007);
+const FLOAT32_CYCLES: (f64, f64) = (0.3, 0.033);
+const VALUE_CYCLES: (f64, f64) = (40.0, 0.25);
 
 /// Below this many multiply-adds a search is done before a hand-over to other threads would be.
 const INLINE_WORK: u64 = 1 << 21;
@@ -205,7 +208,8 @@ impl Plan {
             Filter::Float32 | Filter::Int8 => {
                 let least = problem.queries.div_ceil(problem.threads).clamp(48, FULL_CHUNK);
                 // A multiple of 12, the tallest panel; other heights lose a few lanes in the last panel only.
-                wanted.clamp(least, CHUNK_ROWS).min(affordable).next_multiple_of(12)
+                let warm = (QUERY_BYTES / (size_of::<f64>() * problem.dim)).max(48);
+                wanted.clamp(least.min(warm), CHUNK_ROWS.min(warm)).min(affordable).next_multiple_of(12)
             }
         };
         let chunks = problem.queries.div_ceil(chunk).max(1);

@@ -19,11 +19,10 @@ pub(super) const LANES: usize = 16;
 const SAFE: f32 = (1u128 << 80) as f32;
 
 /// Fold lanes as a tree: a chain of sixteen dependent operations would take longer than the row.
-///
-/// Never inlined: seeing the tree, the compiler cuts the accumulators into its branches instead of keeping whole vectors.
-#[inline(never)]
-pub(super) fn fold<T: Copy>(lanes: &[T; LANES], join: impl Fn(T, T) -> T) -> T {
-    let mut lanes = *lanes;
+#[inline(always)]
+pub(super) fn fold<T: Copy>(lanes: [T; LANES], join: impl Fn(T, T) -> T) -> T {
+    // Hidden from the compiler: seeing the tree, it cuts the accumulators into its branches instead of keeping vectors.
+    let mut lanes = std::hint::black_box(lanes);
     for half in [8, 4, 2, 1] {
         for l in 0..half {
             lanes[l] = join(lanes[l], lanes[l + half]);
@@ -57,7 +56,7 @@ multiversion! {
             }
             out_rest.copy_from_slice(&last[..row_rest.len()]);
         }
-        fold(&squares, |x, y| x + y)
+        fold(squares, |x, y| x + y)
     }
 }
 
@@ -77,7 +76,7 @@ multiversion! {
                 products[l] += x[l] * y[l];
             }
         }
-        fold(&products, |x, y| x + y)
+        fold(products, |x, y| x + y)
     }
 }
 

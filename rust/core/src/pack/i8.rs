@@ -27,7 +27,7 @@ struct Quantized {
     scale: f32,
     /// Sum of squares of `x - scale * code`.
     residual2: f32,
-    /// Sum of the codes.
+    /// Sum of the codes of a query.
     sum: i32,
 }
 
@@ -36,6 +36,38 @@ const ROUND: f32 = 12_582_912.0;
 
 /// Columns that are encoded before they are interleaved.
 const BLOCK: usize = 256;
+
+/// The codes of a block; the squares of what they leave, and the sums of the codes, lane by lane.
+#[inline(always)]
+fn encode(block: &[f32], scale: f32, inverse: f32, flip: u8, codes: &mut [u8; BLOCK]) -> ([f32; LANES], [i32; LANES]) {
+    let (mut left2, mut sum) = ([0.0f32; LANES], [0i32; LANES]);
+    let (chunks, rest) = block.as_chunks::<LANES>();
+    let (whole, after) = codes.as_chunks_mut::<LANES>().0.split_at_mut(chunks.len());
+    for (x, codes) in chunks.iter().zip(whole) {
+        (left2, sum) = encode_chunk(x, scale, inverse, flip, codes, left2, sum);
+    }
+    if !rest.is_empty() {
+        (left2, sum) = encode_chunk(&padded(rest), scale, inverse, flip, &mut after[0], left2, sum);
+    }
+    (left2, sum)
+}
+
+#[inline(always)]
+fn encode_chunk(
+    x: &[f32; LANES],
+    scale: f32,
+    inverse: f32,
+    flip: u8,
+    codes: &mut [u8; LANES],
+    left2: [f32; LANES],
+    sum: [i32; LANES],
+) -> ([f32; LANES], [i32; LANES]) {
+    let units: [f32; LANES] = std::array::from_fn(|l| x[l] * inverse + ROUND);
+    let whole: [i32; LANES] = std::array::from_fn(|l| (units[l].to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32));
+    *codes = whole.map(|code| code as u8 ^ flip);
+    let left: [f32; LANES] = std::array::from_fn(|l| x[l] - (units[l] - ROUND) * scale);
+    (std::array::from_fn(|l| left2[l] + left[l] * left[l]), std::array::from_fn(|l| sum[l] + whole[l]))
+}
 
 multiversion! {
     /// Write the codes of `row` into lane `lane` of a panel of `lanes` rows, each code exclusive-or'ed with `flip`.
@@ -50,7 +82,7 @@ multiversion! {
                 largest[l] = if size > largest[l] { size } else { largest[l] };
             }
         }
-        let largest = fold(&largest, |x, y| if x > y { x } else { y });
+        let largest = fold(largest, |x, y| if x > y { x } else { y });
         let (scale, inverse) = if largest >= SMALLEST { (largest / 127.0, 127.0 / largest) } else { (0.0, 0.0) };
 
         let (mut residual2, mut sum) = ([0.0f32; LANES], [0i32; LANES]);
@@ -58,29 +90,17 @@ multiversion! {
         for block in row.chunks(BLOCK) {
             // Whole vectors of bytes first, then the words of four: in one loop the compiler would pick byte after byte.
             let mut codes = [0u8; BLOCK];
-            let (chunks, rest) = block.as_chunks::<LANES>();
-            let last = [padded(rest)];
-            // Accumulators of their own, which nothing else can see: they stay in registers.
-            let (mut left2, mut codes_sum) = ([0.0f32; LANES], [0i32; LANES]);
-            for (x, codes) in chunks.iter().chain(&last).zip(codes.as_chunks_mut::<LANES>().0) {
-                let units: [f32; LANES] = std::array::from_fn(|l| x[l] * inverse + ROUND);
-                for l in 0..LANES {
-                    let code = (units[l].to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32);
-                    codes[l] = code as u8 ^ flip;
-                    codes_sum[l] += code;
-                    let left = x[l] - (units[l] - ROUND) * scale;
-                    left2[l] += left * left;
-                }
-            }
+            let (left2, codes_sum) = encode(block, scale, inverse, flip, &mut codes);
             for l in 0..LANES {
                 residual2[l] += left2[l];
                 sum[l] += codes_sum[l];
             }
-            for (word, step) in codes.as_chunks::<COLUMNS>().0.iter().take(block.len().div_ceil(COLUMNS)).zip(&mut steps) {
+            let words = codes.as_chunks::<COLUMNS>().0;
+            for (word, step) in words.iter().take(block.len().div_ceil(COLUMNS)).zip(&mut steps) {
                 step[lane] = u32::from_ne_bytes(*word);
             }
         }
-        Quantized { scale, residual2: fold(&residual2, |x, y| x + y), sum: fold(&sum, |x, y| x + y) }
+        Quantized { scale, residual2: fold(residual2, |x, y| x + y), sum: if flip == 0 { fold(sum, |x, y| x + y) } else { 0 } }
     }
 }
 

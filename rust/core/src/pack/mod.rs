@@ -28,7 +28,7 @@ use crate::metric::{Geometry, Metric};
 use crate::rescore::{UnitScale, exponent, power_of_two, relative_error, unit_scale_of};
 
 /// Rows looked at to choose centre and scale.
-const SAMPLE: usize = 1024;
+const SAMPLE: usize = 256;
 
 /// The scale stays between 2 to the minus and to the plus this: its square is then a normal number, and what underflows
 /// in float64 stays negligible when scaled by it (`docs/exactness.md`, "Range").

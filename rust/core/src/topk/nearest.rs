@@ -71,14 +71,13 @@ impl Nearest {
         if self.kth.is_some() { len > self.k + self.k / 4 } else { len >= self.k }
     }
 
-    /// Keep the first k only; returns the k-th, once there are k.
-    pub(crate) fn cut(&mut self) -> Option<Neighbour> {
+    /// Keep the first k only, if there are k; the k-th is known then.
+    pub(crate) fn cut(&mut self) {
         if self.kept.len() >= self.k {
             let (_, kth, _) = self.kept.select_nth_unstable(self.k - 1);
             self.kth = Some(*kth);
             self.kept.truncate(self.k);
         }
-        self.kth
     }
 
     /// Take in everything another one holds.
