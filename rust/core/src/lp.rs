@@ -125,15 +125,21 @@ fn add(lanes: &mut [f64; LANES], terms: [f64; LANES]) {
     }
 }
 
+/// The larger of two numbers without sign; not a number if one of them is not. Their bits are in the same order.
+#[inline(always)]
+fn larger(x: f64, y: f64) -> f64 {
+    f64::from_bits((x.to_bits() as i64).max(y.to_bits() as i64) as u64)
+}
+
 /// The largest difference, both rows times `half`.
 #[inline(always)]
 fn largest<W: Wide>(q: &[f64], r: &[W], half: f64) -> f64 {
     let lanes = fold(q, r, half, |lanes, t| {
         for l in 0..LANES {
-            lanes[l] = if t[l] > lanes[l] { t[l] } else { lanes[l] };
+            lanes[l] = larger(lanes[l], t[l]);
         }
     });
-    lanes.into_iter().fold(0.0, f64::max)
+    lanes.into_iter().fold(0.0, larger)
 }
 
 #[inline(always)]
@@ -150,7 +156,7 @@ fn sum_of_powers<W: Wide>(q: &[f64], r: &[W], half: f64, divisor: f64, power: Po
         Some(halves) => fold(q, r, half, |lanes, t| add(lanes, product(divided(t), halves))),
         None => {
             let p = power.get();
-            fold(q, r, half, |lanes, t| add(lanes, divided(t).map(|t| if t > 0.0 { libm::pow(t, p) } else { 0.0 })))
+            fold(q, r, half, |lanes, t| add(lanes, divided(t).map(|t| if t == 0.0 { 0.0 } else { libm::pow(t, p) })))
         }
     };
     reduce(lanes)
@@ -210,19 +216,25 @@ mod tests {
     use crate::level::{Level, Simd};
     use crate::matrix::{Element, MatrixRef};
     use crate::metric::Metric;
-    use crate::rescore::{Prepared, Widened, score};
+    use crate::rescore::{Prepared, ROWS, Widened, score};
 
-    fn distance<E: Element>(metric: Metric, q: &[E], r: &[E]) -> f64 {
+    /// The distance at every level, of rows scored side by side and of one alone.
+    fn values<E: Element>(metric: Metric, q: &[E], r: &[E]) -> Vec<f64> {
         let prepared = Prepared::new(metric, q);
         let reference = MatrixRef::new(r, 1, r.len(), Argument::Reference).expect("a row");
-        let mut bits = Vec::new();
+        let mut all = Vec::new();
         for simd in Level::available().into_iter().filter_map(Simd::new) {
             let mut values = Vec::new();
-            score(simd, &prepared, reference, &[0], &mut Widened::new(), &mut values);
-            bits.push(values[0].to_bits());
+            score(simd, &prepared, reference, &[0; ROWS + 1], &mut Widened::new(), &mut values);
+            all.extend(values);
         }
-        assert!(bits.iter().all(|&b| b == bits[0]), "levels differ: {bits:?}");
-        f64::from_bits(bits[0])
+        all
+    }
+
+    fn distance<E: Element>(metric: Metric, q: &[E], r: &[E]) -> f64 {
+        let values = values(metric, q, r);
+        assert!(values.iter().all(|x| x.to_bits() == values[0].to_bits()), "levels differ: {values:?}");
+        values[0]
     }
 
     fn minkowski(p: f64) -> Metric {
@@ -292,6 +304,25 @@ mod tests {
             for metric in metrics {
                 assert_eq!(distance(metric, &row, &row).to_bits(), 0);
                 assert_eq!(distance(metric, &row, &other), distance(metric, &other, &row));
+            }
+        }
+    }
+
+    /// A search that packs nothing finds a bad row by its value.
+    #[test]
+    fn a_row_that_is_not_finite_gives_a_value_that_is_not() {
+        for bad in [f64::NAN, -f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+            for dim in [1, 7, 8, 9, 30] {
+                for at in [0, dim / 2, dim - 1] {
+                    let query: Vec<f64> = (0..dim).map(|i| i as f64).collect();
+                    let mut row: Vec<f64> = (0..dim).map(|i| (i % 4) as f64).collect();
+                    row[at] = bad;
+                    let metrics = EXPONENTS.map(minkowski).into_iter().chain([Metric::Cityblock, Metric::Chebyshev]);
+                    for metric in metrics {
+                        let value = values(metric, &query, &row)[0];
+                        assert!(!value.is_finite(), "{metric:?}: {value:e} with {bad} in column {at} of {dim}");
+                    }
+                }
             }
         }
     }
