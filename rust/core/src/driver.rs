@@ -76,8 +76,10 @@ impl<E: Element> Job<'_, E> {
             let out = Out { values: &mut values[at..], rows: &mut rows[at..] };
             (done, filter) = match filter {
                 Filter::Direct | Filter::Bare => (self.run_unpacked(queries, filter, out)?, filter),
-                Filter::Float32 => arch::with_float32(self.options.simd, Filtered { job: self, filter, queries, out })?,
-                Filter::Int8 => arch::with_int8(self.options.simd, Filtered { job: self, filter, queries, out })?,
+                Filter::Float32 | Filter::Int8 => {
+                    let work = Filtered { job: self, filter, queries, out };
+                    arch::with_filter(self.options.simd, self.metric(), filter, work)?
+                }
             };
         }
         Ok(())

@@ -110,6 +110,7 @@ impl<'a, E: Element> RadiusSearch<'a, E> {
             k: 1,
             threads: self.options.threads.get(),
             double: E::DOUBLE,
+            metric: self.options.metric,
         }
     }
 
@@ -243,10 +244,7 @@ impl<E: Element> Job<'_, E> {
             Filter::Bare => self.problem.packed_filter(self.options.simd.level()),
             packed => packed,
         };
-        match filter {
-            Filter::Int8 => arch::with_int8(self.options.simd, Filtered { job: self, filter }),
-            _ => arch::with_float32(self.options.simd, Filtered { job: self, filter }),
-        }
+        arch::with_filter(self.options.simd, self.options.metric, filter, Filtered { job: self, filter })
     }
 
     fn plan(&self, filter: Filter) -> Plan {
