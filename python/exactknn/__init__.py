@@ -50,7 +50,7 @@ _METRICS = ("sqeuclidean", "euclidean", "cosine", "inner_product", "cityblock", 
 def knn(
     query: Any,
     reference: Any = None,
-    k: int = 10,
+    k: int | None = 10,
     *,
     metric: str = "sqeuclidean",
     p: float | None = None,
@@ -67,7 +67,7 @@ def knn(
         query: ``(n, d)`` float32, float64, float16 or bfloat16: a NumPy array, a torch tensor in CPU memory,
             anything with ``__array__`` or DLPack, or nested lists. Two different types are promoted.
         reference: ``(m, d)``, the same kinds. ``None``: the query rows are searched among themselves.
-        k: number of neighbours, ``0 <= k <= m`` (``m - 1`` when a row excludes itself).
+        k: number of neighbours, ``0 <= k <= m`` (``m - 1`` when a row excludes itself); ``None``: all of them.
         metric: ``"sqeuclidean"``, ``"euclidean"``, ``"cosine"`` (1 - cosine similarity, 0 to 2), ``"cityblock"``
             (sum of absolute differences), ``"chebyshev"`` (the largest one) or ``"minkowski"``
             (``(sum |q - r|^p)^(1/p)``), each smallest first, or ``"inner_product"``, largest first.
@@ -96,11 +96,14 @@ def knn(
         ([[1.0, 4.0]], [[1, 0]])
     """
     p = _check_metric(metric, p)
-    count = _arrays.as_count(k, "k", minimum=0)
+    count = None if k is None else _arrays.as_count(k, "k", minimum=0)
     if num_threads is not None:
         num_threads = _arrays.as_count(num_threads, "num_threads", minimum=1)
     exclude_self = _whether_to_exclude_self(exclude_self, reference)
     pair = _arrays.as_pair(query, reference)
+    if count is None:
+        among = pair.query if pair.reference is None else pair.reference
+        count = max(len(among) - exclude_self, 0)
     with _progress.reporting(progress) as report:
         return _core.knn(
             pair.query,
