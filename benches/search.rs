@@ -1,4 +1,4 @@
-//! Whole searches over the number of queries, references, columns and neighbours, at every level of this processor.
+//! The microkernels alone, and whole searches over the number of queries, references, columns and neighbours, at every level of this processor.
 //!
 //! `cargo bench -p exactknn-core --bench search [-- NAME]`. Throughput is in multiply-adds. A group changes one size and
 //! keeps the others, so that a line of a report shows what that size costs.
@@ -7,6 +7,7 @@ use std::hint::black_box;
 use std::num::NonZero;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use exactknn_core::measure::{self, Codes};
 use exactknn_core::{Argument, Level, MatrixRef, Metric, Monitor, Options, PoolHandle, Search, Simd};
 
 /// Clusters that the rows lie around.
@@ -55,8 +56,28 @@ fn rows(count: usize, dim: usize, seed: u64) -> Vec<f32> {
     made
 }
 
+/// The microkernels alone, one thread, on panels that stay in the second-level cache. Throughput is in operations.
+fn tiles(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("tile");
+    for dim in [64, 128, 512, 768] {
+        for simd in Level::available().into_iter().filter_map(Simd::new) {
+            for (codes, name) in [(Codes::Float32, "float32"), (Codes::Int8, "int8")] {
+                if codes == Codes::Int8 && !measure::has_int8(simd) {
+                    continue;
+                }
+                let mut call = measure::kernel(simd, codes, dim).expect("memory");
+                group.throughput(Throughput::Elements(call() as u64));
+                group.bench_function(BenchmarkId::new(format!("{name}-{}", simd.level().name()), dim), |bencher| {
+                    bencher.iter(&mut call);
+                });
+            }
+        }
+    }
+    group.finish();
+}
+
 /// Measure one search at every level.
-fn measure(criterion: &mut Criterion, group: &str, parameter: &str, work: Work) {
+fn measure_search(criterion: &mut Criterion, group: &str, parameter: &str, work: Work) {
     let threads = std::thread::available_parallelism().unwrap_or(NonZero::<usize>::MIN);
     let pool = PoolHandle::get(threads).expect("threads");
     let r = rows(work.references, work.dim, 2);
@@ -80,42 +101,47 @@ fn measure(criterion: &mut Criterion, group: &str, parameter: &str, work: Work) 
 
 fn queries(criterion: &mut Criterion) {
     for queries in [1, 8, 32, 256, 1024] {
-        measure(criterion, "queries", &queries.to_string(), Work { queries: Some(queries), ..USUAL });
+        measure_search(criterion, "queries", &queries.to_string(), Work { queries: Some(queries), ..USUAL });
     }
 }
 
 fn references(criterion: &mut Criterion) {
     for references in [1024, 4096, 65_536] {
-        measure(criterion, "references", &references.to_string(), Work { references, queries: Some(128), ..USUAL });
+        measure_search(
+            criterion,
+            "references",
+            &references.to_string(),
+            Work { references, queries: Some(128), ..USUAL },
+        );
     }
 }
 
 fn columns(criterion: &mut Criterion) {
     for dim in [3, 32, 128, 512, 768] {
-        measure(criterion, "columns", &dim.to_string(), Work { queries: Some(256), dim, ..USUAL });
+        measure_search(criterion, "columns", &dim.to_string(), Work { queries: Some(256), dim, ..USUAL });
     }
 }
 
 fn neighbours(criterion: &mut Criterion) {
     for k in [1, 10, 100, 1000] {
-        measure(criterion, "neighbours", &k.to_string(), Work { k, ..USUAL });
+        measure_search(criterion, "neighbours", &k.to_string(), Work { k, ..USUAL });
     }
     let all = Work { queries: None, references: 2048, dim: 64, k: 2047, ..USUAL };
-    measure(criterion, "neighbours", "all of 2048", all);
+    measure_search(criterion, "neighbours", "all of 2048", all);
 }
 
 fn metrics(criterion: &mut Criterion) {
     for metric in [Metric::SqEuclidean, Metric::Euclidean, Metric::Cosine, Metric::InnerProduct] {
-        measure(criterion, "metrics", metric.name(), Work { queries: Some(256), metric, ..USUAL });
+        measure_search(criterion, "metrics", metric.name(), Work { queries: Some(256), metric, ..USUAL });
     }
 }
 
 fn against_itself(criterion: &mut Criterion) {
     for k in [1, 10, 100] {
         let work = Work { queries: None, references: 4096, k, ..USUAL };
-        measure(criterion, "against itself", &k.to_string(), work);
+        measure_search(criterion, "against itself", &k.to_string(), work);
     }
 }
 
-criterion_group!(benches, queries, references, columns, neighbours, metrics, against_itself);
+criterion_group!(benches, tiles, queries, references, columns, neighbours, metrics, against_itself);
 criterion_main!(benches);

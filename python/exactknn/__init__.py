@@ -44,15 +44,16 @@ __all__ = [
 # Without a handler of its own a library's warnings would reach stderr through logging's last resort.
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
-_METRICS = ("sqeuclidean", "euclidean", "cosine", "inner_product")
+_METRICS = ("sqeuclidean", "euclidean", "cosine", "inner_product", "cityblock", "chebyshev", "minkowski")
 
 
 def knn(
     query: Any,
     reference: Any = None,
-    k: int = 10,
+    k: int | None = 10,
     *,
     metric: str = "sqeuclidean",
+    p: float | None = None,
     exclude_self: bool | None = None,
     num_threads: int | None = None,
     progress: bool | Callable[[float], object] | None = None,
@@ -66,9 +67,12 @@ def knn(
         query: ``(n, d)`` float32, float64, float16 or bfloat16: a NumPy array, a torch tensor in CPU memory,
             anything with ``__array__`` or DLPack, or nested lists. Two different types are promoted.
         reference: ``(m, d)``, the same kinds. ``None``: the query rows are searched among themselves.
-        k: number of neighbours, ``0 <= k <= m`` (``m - 1`` when a row excludes itself).
-        metric: ``"sqeuclidean"``, ``"euclidean"``, ``"cosine"`` (1 - cosine similarity, 0 to 2), each smallest
-            first, or ``"inner_product"``, largest first.
+        k: number of neighbours, ``0 <= k <= m`` (``m - 1`` when a row excludes itself); ``None``: all of them.
+        metric: ``"sqeuclidean"``, ``"euclidean"``, ``"cosine"`` (1 - cosine similarity, 0 to 2), ``"cityblock"``
+            (sum of absolute differences), ``"chebyshev"`` (the largest one) or ``"minkowski"``
+            (``(sum |q - r|^p)^(1/p)``), each smallest first, or ``"inner_product"``, largest first.
+        p: exponent of ``"minkowski"``, above 0; 1 is ``"cityblock"``, 2 ``"euclidean"``, infinity ``"chebyshev"``.
+            ``None``: 2. No other metric takes one.
         exclude_self: whether query ``i`` is reference row ``i`` and must not be returned for itself. With a
             reference, ``True`` says that the queries are its first ``n`` rows. ``None``: ``True`` without a
             reference, ``False`` with one.
@@ -82,20 +86,24 @@ def knn(
         float32; indices are int64 row numbers of the reference.
 
     Raises:
-        TypeError: a type that is not taken, a ``k`` that is not an integer, or a ``progress`` of another kind.
-        ValueError: wrong shape, dimension, ``k``, metric or device, or a NaN or infinity in a row.
+        TypeError: a type that is not taken, a ``k`` that is not an integer, a ``p`` that is not a number, or a
+            ``progress`` of another kind.
+        ValueError: wrong shape, dimension, ``k``, metric, ``p`` or device, or a NaN or infinity in a row.
 
     Examples:
         >>> distances, indices = knn([[0.0, 0.0]], [[0.0, 2.0], [1.0, 0.0]], k=2)
         >>> distances.tolist(), indices.tolist()
         ([[1.0, 4.0]], [[1, 0]])
     """
-    _check_metric(metric)
-    count = _arrays.as_count(k, "k", minimum=0)
+    p = _check_metric(metric, p)
+    count = None if k is None else _arrays.as_count(k, "k", minimum=0)
     if num_threads is not None:
         num_threads = _arrays.as_count(num_threads, "num_threads", minimum=1)
     exclude_self = _whether_to_exclude_self(exclude_self, reference)
     pair = _arrays.as_pair(query, reference)
+    if count is None:
+        among = pair.query if pair.reference is None else pair.reference
+        count = max(len(among) - exclude_self, 0)
     with _progress.reporting(progress) as report:
         return _core.knn(
             pair.query,
@@ -106,8 +114,8 @@ def knn(
             bfloat16=pair.bfloat16,
             num_threads=num_threads,
             progress=report,
+            p=p,
         )
-
 
 
 # What it returns depends on ``return_distances``: the three forms of one signature.
@@ -118,6 +126,7 @@ def radius(
     r: float = ...,
     *,
     metric: str = ...,
+    p: float | None = ...,
     exclude_self: bool | None = ...,
     return_distances: Literal[True] = ...,
     sort: bool | None = ...,
@@ -131,6 +140,7 @@ def radius(
     r: float = ...,
     *,
     metric: str = ...,
+    p: float | None = ...,
     exclude_self: bool | None = ...,
     return_distances: Literal[False],
     sort: bool | None = ...,
@@ -144,6 +154,7 @@ def radius(
     r: float = ...,
     *,
     metric: str = ...,
+    p: float | None = ...,
     exclude_self: bool | None = ...,
     return_distances: bool,
     sort: bool | None = ...,
@@ -156,6 +167,7 @@ def radius(
     r: float | None = None,
     *,
     metric: str = "sqeuclidean",
+    p: float | None = None,
     exclude_self: bool | None = None,
     return_distances: bool = True,
     sort: bool | None = None,
@@ -172,8 +184,8 @@ def radius(
         reference: ``(m, d)`` rows. ``None``: the query rows are searched among themselves.
         r: the radius, a finite number, in the units of the metric: a *squared* distance for ``"sqeuclidean"``,
             1 - cosine similarity for ``"cosine"``. No distance is within a negative radius.
-        metric: ``"sqeuclidean"``, ``"euclidean"``, ``"cosine"`` (1 - cosine similarity), or ``"inner_product"``, of
-            which ``r`` is the least.
+        metric: as for ``knn``; of an ``"inner_product"`` ``r`` is the least.
+        p: as for ``knn``: the exponent of ``"minkowski"``.
         exclude_self: as for ``knn``: whether query ``i`` is reference row ``i`` and must not be returned for itself.
             ``None``: ``True`` without a reference, ``False`` with one.
         return_distances: ``False`` leaves the distances out. Rows that are certain to be inside are then not measured
@@ -190,8 +202,8 @@ def radius(
         ``(indptr, indices)`` with ``return_distances=False``.
 
     Raises:
-        TypeError: a type that is not taken, or an ``r`` that is not a real number.
-        ValueError: wrong shape, dimension, metric or device, or a NaN or infinity in a row or as ``r``.
+        TypeError: a type that is not taken, or an ``r`` or ``p`` that is not a real number.
+        ValueError: wrong shape, dimension, metric, ``p`` or device, or a NaN or infinity in a row or as ``r``.
         MemoryError: more rows are inside than fit into memory.
 
     Examples:
@@ -199,7 +211,7 @@ def radius(
         >>> indptr.tolist(), indices.tolist(), distances.tolist()
         ([0, 3, 3], [2, 0, 1], [0.0, 1.0, 4.0])
     """
-    _check_metric(metric)
+    p = _check_metric(metric, p)
     if r is None:
         raise TypeError("r must be a real number, got None: it has no default")
     bound = _arrays.as_real(r, "r")
@@ -221,13 +233,20 @@ def radius(
             bfloat16=pair.bfloat16,
             num_threads=num_threads,
             progress=report,
+            p=p,
         )
     return (indptr, indices) if distances is None else (indptr, indices, distances)
 
 
-def _check_metric(metric: str) -> None:
+def _check_metric(metric: str, p: float | None) -> float | None:
     if metric not in _METRICS:
         raise ValueError(f"metric must be one of {', '.join(_METRICS)}, got {metric!r}")
+    if p is None:
+        return None
+    exponent = _arrays.as_exponent(p, "p")
+    if metric != "minkowski":
+        raise ValueError(f"p is for metric='minkowski' only, got p={exponent:g} with metric={metric!r}")
+    return exponent
 
 
 def _whether_to_exclude_self(exclude_self: bool | None, reference: Any) -> bool:

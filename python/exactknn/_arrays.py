@@ -69,6 +69,26 @@ def as_count(value: Any, name: str, *, minimum: int) -> int:
     return count
 
 
+def as_exponent(value: Any, name: str) -> float:
+    """Return ``value`` as a ``float`` above 0, infinity included.
+
+    Integers and NumPy's numbers count as numbers; booleans and text do not.
+
+    Raises:
+        TypeError: ``value`` is not a number.
+        ValueError: ``value`` is not above 0.
+    """
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise TypeError(f"{name} must be a number, got {value!r} of type {type(value).__name__}")
+    try:
+        exponent = float(value)
+    except OverflowError:
+        raise ValueError(f"{name} must be a number above 0 that float64 holds, or infinity, got {value!r}") from None
+    if not exponent > 0:
+        raise ValueError(f"{name} must be a number above 0, or infinity, got {exponent:g}")
+    return exponent
+
+
 def as_real(value: Any, name: str) -> float:
     """Return ``value`` as a finite ``float``.
 

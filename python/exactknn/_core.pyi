@@ -30,6 +30,7 @@ def knn(
     bfloat16: bool = False,
     num_threads: int | None = None,
     progress: Callable[[float], object] | None = None,
+    p: float | None = None,
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]: ...
 def radius(
     query: npt.NDArray[Any],
@@ -43,6 +44,7 @@ def radius(
     bfloat16: bool = False,
     num_threads: int | None = None,
     progress: Callable[[float], object] | None = None,
+    p: float | None = None,
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[Any] | None]: ...
 def set_num_threads(num_threads: int | None) -> None: ...
 def get_num_threads() -> int: ...

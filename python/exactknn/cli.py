@@ -205,7 +205,13 @@ def _parser() -> argparse.ArgumentParser:
         choices=_METRICS,
         default="sqeuclidean",
         help="what to rank by: sqeuclidean (default), euclidean and cosine (1 - similarity) smallest first, "
-        "inner_product largest first",
+        "inner_product largest first; cityblock, chebyshev and minkowski (see --p) smallest first",
+    )
+    search.add_argument(
+        "--p",
+        type=_exponent,
+        metavar="P",
+        help="exponent of minkowski, above 0: 1 is cityblock, 2 (default) euclidean, inf chebyshev",
     )
     search.add_argument(
         "--exclude-self",
@@ -249,12 +255,24 @@ def _positive(text: str) -> int:
     return number
 
 
+def _exponent(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not number > 0:
+        raise argparse.ArgumentTypeError(f"wanted a number above 0, or inf, got {text!r}")
+    return number
+
+
 # --- search --------------------------------------------------------------------------------------------------------
 
 
 def _search(arguments: argparse.Namespace) -> int:
     from exactknn import _files
 
+    if arguments.p is not None and arguments.metric != "minkowski":
+        raise CommandError(f"--p is for --metric minkowski only, got --metric {arguments.metric}")
     try:
         query = _files.open_vectors(arguments.query)
         reference = None if arguments.reference is None else _files.open_vectors(arguments.reference)
@@ -352,6 +370,7 @@ def _neighbours(query: VectorFile, reference: VectorFile | None, arguments: argp
                 exclude_self=reference is None or arguments.exclude_self,
                 num_threads=arguments.threads,
                 progress=progress,
+                p=arguments.p,
             )
         except (ValueError, TypeError) as error:
             raise CommandError(str(error)) from error

@@ -2,7 +2,7 @@
 
 #![allow(dead_code, unreachable_pub, missing_docs, reason = "each test takes what it needs")]
 
-use exactknn_core::{Level, Simd};
+use exactknn_core::{Level, Metric, Simd};
 use proptest::prelude::*;
 
 /// Deterministic numbers without a dependency: splitmix64, and normal deviates as a sum of twelve.
@@ -79,6 +79,24 @@ pub const KINDS: [Rows; 16] = [
     Rows::ManyScales,
     Rows::Subnormal,
 ];
+
+/// Every metric, the one with an exponent at some: by products with and without a root, by powers, and far from 1.
+pub fn metrics() -> Vec<Metric> {
+    Metric::ALL.into_iter().chain(minkowski(&PRODUCTS)).chain(minkowski(&POWERS)).collect()
+}
+
+const PRODUCTS: [f64; 4] = [0.5, 1.5, 3.0, 4.0];
+const POWERS: [f64; 4] = [0.7, 1.25, 3.7, 100.0];
+
+fn minkowski(exponents: &[f64]) -> Vec<Metric> {
+    exponents.iter().map(|&p| Metric::minkowski(p).expect("above 0")).collect()
+}
+
+/// One of [`metrics`]; those that take powers are slow, so they come less often.
+pub fn any_metric() -> impl Strategy<Value = Metric> {
+    let of = |metrics: Vec<Metric>| prop::sample::select(metrics);
+    prop_oneof![18 => of(Metric::ALL.to_vec()), 4 => of(minkowski(&PRODUCTS)), 2 => of(minkowski(&POWERS))]
+}
 
 pub fn rows(kind: Rows, count: usize, dim: usize, random: &mut Random) -> Vec<Vec<f64>> {
     let mut data: Vec<Vec<f64>> = (0..count)

@@ -17,7 +17,7 @@ LARGEST_FIRST = ("cosine_similarity", "inner_product")
 
 
 def brute_force(
-    query: Any, reference: Any, k: int, *, metric: str = "sqeuclidean", exclude_self: bool = False
+    query: Any, reference: Any, k: int, *, metric: str = "sqeuclidean", p: float = 2, exclude_self: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
     """Float64 arithmetic on the values as they are, rounded to the output type, ties to the lowest row."""
     query, reference = np.asarray(query), np.asarray(reference)
@@ -33,6 +33,15 @@ def brute_force(
             values = np.divide((reference * left).sum(axis=1), norms, out=np.zeros(len(reference)), where=norms > 0)
             values = np.where((reference == left).all(axis=1) & (norms > 0), 1.0, np.clip(values, -1, 1))
             values = 1 - values if metric == "cosine" else values
+        elif metric == "chebyshev" or (metric == "minkowski" and p == np.inf):
+            values = np.abs(reference - left).max(axis=1)
+        elif metric == "cityblock":
+            values = np.abs(reference - left).sum(axis=1)
+        elif metric == "minkowski":
+            # Of differences divided by the largest: their powers may be out of range.
+            largest = np.abs(reference - left).max(axis=1, keepdims=True)
+            ratios = np.divide(np.abs(reference - left), largest, out=np.zeros_like(reference), where=largest > 0)
+            values = largest[:, 0] * (ratios**p).sum(axis=1) ** (1 / p)
         else:
             values = ((reference - left) ** 2).sum(axis=1)
             values = np.sqrt(values) if metric == "euclidean" else values

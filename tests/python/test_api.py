@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import exactknn
+from exactknn import _core
 
-METRICS = ("sqeuclidean", "euclidean", "cosine", "inner_product")
+METRICS = ("sqeuclidean", "euclidean", "cosine", "inner_product", "cityblock", "chebyshev")
 QUERY = np.array([[0, 0], [3, 0]], np.float32)
 REFERENCE = np.array([[0, 1], [3, 0.5], [9, 9]], np.float32)
 
@@ -34,6 +35,8 @@ def test_each_metric_by_hand():
         "euclidean": ([10**0.5, 5, 10], [0, 1, 2]),
         "cosine": ([0, 0.2, 2], [1, 0, 2]),
         "inner_product": ([50, 20, -25], [1, 0, 2]),
+        "cityblock": ([4, 7, 14], [0, 1, 2]),
+        "chebyshev": ([3, 4, 8], [0, 1, 2]),
     }
     for metric, (values, order) in wanted.items():
         distances, indices = exactknn.knn(query, reference, 3, metric=metric)
@@ -124,7 +127,7 @@ def test_default_k_is_ten_and_numpy_integers_count():
     assert exactknn.knn(QUERY, REFERENCE, np.int8(2))[1].shape == (2, 2)
 
 
-@pytest.mark.parametrize("k", [True, 2.0, "2", None, np.True_])
+@pytest.mark.parametrize("k", [True, 2.0, "2", np.True_])
 def test_k_must_be_an_integer(k):
     with pytest.raises(TypeError, match="k must be an integer"):
         exactknn.knn(QUERY, REFERENCE, k)
@@ -146,7 +149,7 @@ def test_k_zero_and_no_queries():
 
 @pytest.mark.parametrize("metric", ["l2", "", None, 2, "SQEUCLIDEAN"])
 def test_an_unknown_metric_names_the_choices(metric):
-    with pytest.raises(ValueError, match="metric must be one of sqeuclidean, euclidean, cosine, inner_product, got"):
+    with pytest.raises(ValueError, match=r"metric must be one of sqeuclidean, euclidean, .*, minkowski, got"):
         exactknn.knn(QUERY, REFERENCE, 1, metric=metric)
 
 
@@ -237,3 +240,22 @@ def test_integers_beyond_a_machine_word_are_refused_by_name(huge):
         exactknn.knn(x, x, 1, num_threads=huge)
     with pytest.raises(ValueError, match=r"^num_threads must be"):
         exactknn.set_num_threads(huge)
+
+
+def test_all_neighbours():
+    x = np.random.default_rng(5).standard_normal((300, 7)).astype(np.float32)
+    for reference, exclude_self, most in ((None, None, 299), (x, None, 300), (x, True, 299)):
+        found = exactknn.knn(x[:20] if reference is not None else x, reference, k=None, exclude_self=exclude_self)
+        wanted = exactknn.knn(x[:20] if reference is not None else x, reference, k=most, exclude_self=exclude_self)
+        assert found[0].shape[1] == most
+        assert all(a.tobytes() == b.tobytes() for a, b in zip(found, wanted, strict=True))
+
+
+def test_the_last_search_says_how_it_went():
+    x = np.random.default_rng(5).standard_normal((2_000, 16)).astype(np.float32)
+    exactknn.knn(x[:2], x, k=3)
+    assert _core.last_search() == {"filter": "none", "rescored": 4_000}
+    exactknn.knn(x, k=3)
+    told = _core.last_search()
+    assert told["filter"] == ("int8" if "vnni" in exactknn.simd_level() else "float32")
+    assert 2_000 * 3 <= told["rescored"] < 2_000 * 2_000

@@ -52,6 +52,10 @@ def brute_force(query, reference, k, metric="sqeuclidean", exclude_self=False):
     query, reference = query.astype(np.float64), reference.astype(np.float64)
     if metric == "inner_product":
         keys = -(query @ reference.T)
+    elif metric == "cityblock":
+        keys = np.abs(query[:, None] - reference).sum(-1)
+    elif metric == "chebyshev":
+        keys = np.abs(query[:, None] - reference).max(-1)
     elif metric == "cosine":
         norms = np.linalg.norm(query, axis=1)[:, None] * np.linalg.norm(reference, axis=1)
         keys = 1 - (query @ reference.T) / norms
@@ -135,7 +139,7 @@ def test_files_of_two_types_are_searched_in_the_wider_one(tmp_path, floats):
     assert_result(tmp_path / "o.npz", brute_force(floats[:20], wide, 5))
 
 
-@pytest.mark.parametrize("metric", ["sqeuclidean", "euclidean", "cosine", "inner_product"])
+@pytest.mark.parametrize("metric", ["sqeuclidean", "euclidean", "cosine", "inner_product", "cityblock", "chebyshev"])
 @pytest.mark.parametrize("exclude_self", [False, True])
 def test_each_metric_with_and_without_self(tmp_path, floats, metric, exclude_self):
     np.save(tmp_path / "q.npy", floats[:30])
@@ -448,6 +452,16 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, floats):
     assert sorted(os.listdir(tmp_path)) == ["o.ibin", "q.npy"]
 
 
+@pytest.mark.parametrize(
+    ("p", "exponent"), [((), 2), (("--p", "1"), 1), (("--p", "2.5"), 2.5), (("--p", "inf"), np.inf)]
+)
+def test_minkowski_takes_an_exponent(tmp_path, floats, p, exponent):
+    np.save(tmp_path / "q.npy", floats)
+    done = run(tmp_path, "search", "--query", "q.npy", "-k", 3, "--metric", "minkowski", *p, "--output", "o.npz")
+    assert done.returncode == 0
+    assert_result(tmp_path / "o.npz", exactknn.knn(floats, k=3, metric="minkowski", p=exponent))
+
+
 # --- arguments -----------------------------------------------------------------------------------------------------
 
 
@@ -462,6 +476,14 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, floats):
         (("search", "-k", "2.5"), "argument -k: wanted a whole number of at least 1, got '2.5'"),
         (("search", "--threads", "-1"), "argument --threads: wanted a whole number of at least 1, got '-1'"),
         (("search", "--metric", "manhattan"), "argument --metric: invalid choice: 'manhattan'"),
+        (("search", "--p", "0"), "argument --p: wanted a number above 0, or inf, got '0'"),
+        (("search", "--p", "-1"), "argument --p: wanted a number above 0, or inf, got '-1'"),
+        (("search", "--p", "nan"), "argument --p: wanted a number above 0, or inf, got 'nan'"),
+        (("search", "--p", "two"), "argument --p: wanted a number above 0, or inf, got 'two'"),
+        (
+            ("search", "-k", "1", "--query", "q", "--output", "o", "--p", "1", "--metric", "cosine"),
+            "--p is for --metric minkowski only, got --metric cosine",
+        ),
         (("search", "-k", "1", "--query", "q", "--output", "o", "--quiet"), "unrecognized arguments: --quiet"),
         (("search", "--out", "o"), "required"),
     ],

@@ -3,6 +3,7 @@
 import copy
 import gc
 import logging
+import math
 import pickle
 import re
 import threading
@@ -20,7 +21,7 @@ from exactknn.distances import (
     LpDistance,
     SNRDistance,
 )
-from exactknn.evaluation import CustomKNN
+from exactknn.evaluation import CustomKNN, RustKNN
 from exactknn.evaluation.knn import native_metric
 
 BACKENDS = ("rust", "torch")
@@ -448,6 +449,32 @@ def test_the_core_knows_these(distance, metric):
     assert native_metric(distance).metric == metric
 
 
+@pytest.mark.parametrize("p", [0.5, 1, 1.5, 3, np.float32(2.5), math.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+def test_the_core_knows_every_exponent_of_rows_as_they_are(p, dtype):
+    distance = LpDistance(normalize_embeddings=False, p=p)
+    assert native_metric(distance)[::3] == ("minkowski", p)
+    generator = torch.Generator().manual_seed(0)
+    query, reference = (torch.randn(n, 9, generator=generator).to(dtype) for n in (12, 70))
+    distances, indices = CustomKNN(distance, backend="rust")(query, 7, reference)
+    wanted, order = torch.sort(distance(query.double(), reference.double()), stable=True)
+    assert indices.equal(order[:, :7])
+    assert distances.dtype == distance(query, reference).dtype
+    torch.testing.assert_close(distances.double(), wanted[:, :7], rtol=1e-6, atol=0)
+    assert distances.equal(RustKNN(distance)(query, 7, reference)[0])
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"p": 1}, "normalises by p=1"),
+        ({"p": 3, "power": 3, "normalize_embeddings": False}, "p=3 and power=3"),
+    ],
+)
+def test_other_uses_of_an_exponent_take_the_torch_path(settings, reason):
+    assert reason in native_metric(LpDistance(**settings)).reason
+
+
 class Doubled(LpDistance):
     def compute_mat(self, query_emb, ref_emb):
         return 2 * super().compute_mat(query_emb, ref_emb)
@@ -505,7 +532,7 @@ def test_an_overridden_check_of_shapes_is_obeyed():
     ("distance", "reason"),
     [
         (LpDistance(p=1), "p=1"),
-        (LpDistance(p=1, normalize_embeddings=False), "p=1"),
+        (LpDistance(p=1, power=2, normalize_embeddings=False), "p=1"),
         (LpDistance(power=3), "power=3"),
         (CosineSimilarity(power=2), "power=2"),
         (CosineSimilarity(p=1), "p=1"),

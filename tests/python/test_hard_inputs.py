@@ -59,7 +59,9 @@ def test_a_tight_cluster_far_from_the_origin(brute_force):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("metric", ["sqeuclidean", "euclidean", "cosine", "inner_product"])
+@pytest.mark.parametrize(
+    "metric", ["sqeuclidean", "euclidean", "cosine", "inner_product", "cityblock", "chebyshev", "minkowski"]
+)
 def test_values_that_are_not_finite_are_named(bad, metric):
     good = normal(6, 3).astype(np.float32)
     broken = good.copy()
@@ -243,5 +245,5 @@ def test_scales(scale, brute_force):
 def test_zero_columns_change_nothing():
     x = normal(50, 13).astype(np.float32)
     padded = np.pad(x, ((0, 0), (0, 19)))
-    for metric in ("sqeuclidean", "euclidean", "cosine", "inner_product"):
+    for metric in ("sqeuclidean", "euclidean", "cosine", "inner_product", "cityblock", "chebyshev"):
         assert same_bytes(exactknn.knn(x, k=6, metric=metric), exactknn.knn(padded, k=6, metric=metric))

@@ -72,6 +72,9 @@ def test_the_calculator_finds_the_same_metrics(name, k, setting):
     [
         (pml.LpDistance(), "normalized_euclidean"),
         (pml.LpDistance(normalize_embeddings=False), "euclidean"),
+        (pml.LpDistance(normalize_embeddings=False, p=1), "minkowski"),
+        (pml.LpDistance(normalize_embeddings=False, p=3.5), "minkowski"),
+        (pml.LpDistance(normalize_embeddings=False, p=float("inf")), "minkowski"),
         (pml.LpDistance(power=2), "normalized_sqeuclidean"),
         (pml.LpDistance(normalize_embeddings=False, power=2), "sqeuclidean"),
         (pml.CosineSimilarity(), "cosine_similarity"),
@@ -102,7 +105,9 @@ def replaced():
 @pytest.mark.parametrize(
     ("distance", "reason"),
     [
-        (pml.LpDistance(p=1), "p=1"),
+        (pml.LpDistance(p=1), "normalises by p=1"),
+        (pml.LpDistance(p=0, normalize_embeddings=False), "p=0"),
+        (pml.LpDistance(p=3, power=3, normalize_embeddings=False), "p=3 and power=3"),
         (pml.LpDistance(power=3), "power=3"),
         (pml.CosineSimilarity(power=2), "power=2"),
         (pml.SNRDistance(), "SNRDistance"),

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import exactknn
 from exactknn import _core
 
-METRICS = ("sqeuclidean", "euclidean", "cosine", "inner_product")
+METRICS = ("sqeuclidean", "euclidean", "cosine", "inner_product", "cityblock", "chebyshev")
 
 
 def rows(n, d, seed=0):

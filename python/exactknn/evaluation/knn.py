@@ -53,10 +53,11 @@ Neighbours = tuple[Tensor, Tensor]
 class CustomKNN:
     """Exact search with any distance object, on the device of the tensors.
 
-    On the CPU, a distance that the Rust core knows is searched there: ``LpDistance(p=2)`` with power 1 or 2,
-    ``CosineSimilarity`` and ``DotProductSimilarity``, of this package or of pytorch-metric-learning, exactly as
-    shipped. There values are float64 results rounded once, equal values go to the lowest row, and ``batch_size``
-    changes nothing. Any other distance is called on blocks of queries, and the order of equal values is open.
+    On the CPU, a distance that the Rust core knows is searched there: ``LpDistance`` (``p=2`` with power 1 or 2; any
+    other ``p`` with power 1 and ``normalize_embeddings=False``), ``CosineSimilarity`` and ``DotProductSimilarity``, of
+    this package or of pytorch-metric-learning, exactly as shipped. There values are float64 results rounded once, equal
+    values go to the lowest row, and ``batch_size`` changes nothing. Any other distance is called on blocks of queries,
+    and the order of equal values is open.
 
     Args:
         distance: called as ``distance(query_block, reference)`` for a matrix; its ``is_inverted`` says whether
@@ -103,7 +104,7 @@ class CustomKNN:
         if self.backend != "torch":
             support = _native_support(self.distance, query, reference)
             if support.metric is not None:
-                distances, indices = _native_search(support.metric, query, k, reference, ref_includes_query, None)
+                distances, indices = _native_search(support, query, k, reference, ref_includes_query, None)
                 dtype = torch.promote_types(query.dtype, reference.dtype)
                 return distances.to(result_dtype(dtype, support.normalized)), indices
             if self.backend == "rust":
@@ -154,7 +155,7 @@ class RustKNN:
         _log_search(query, k, reference)
         support = _native_support(self.distance, query, reference)
         if support.metric is not None:
-            return _native_search(support.metric, query, k, reference, ref_includes_query, self.num_threads)
+            return _native_search(support, query, k, reference, ref_includes_query, self.num_threads)
         if not self._fallback_logged:
             self._fallback_logged = True
             _LOGGER.info("searching with torch instead of the Rust core: %s", support.reason)
@@ -171,6 +172,8 @@ class NativeSupport(NamedTuple):
     metric: str | None
     normalized: bool
     reason: str
+    p: float | None = None
+    """The exponent, for the metric that takes one."""
 
 
 def native_metric(distance: Any) -> NativeSupport:
@@ -199,7 +202,7 @@ def native_metric(distance: Any) -> NativeSupport:
         return _unsupported(f"{name} normalises by p={distance.p}, the core only by p=2")
     if name == "LpDistance" and not distance.is_inverted:
         if distance.p != 2:
-            return _unsupported(f"{name} has p={distance.p}, the core only p=2")
+            return _native_lp(name, distance.p, distance.power)
         if distance.power not in (1, 2):
             return _unsupported(f"{name} has power={distance.power}, the core only 1 and 2")
         metric = "sqeuclidean" if distance.power == 2 else "euclidean"
@@ -209,6 +212,17 @@ def native_metric(distance: Any) -> NativeSupport:
             return _unsupported(f"{name} has power={distance.power}, the core only 1")
         return NativeSupport("cosine_similarity" if normalized else "inner_product", normalized, "")
     return _unsupported(f"{name} is not a distance that the core computes")
+
+
+def _native_lp(name: str, p: Any, power: Any) -> NativeSupport:
+    """The core's metric for unnormalised rows and an exponent other than 2."""
+    if power != 1:
+        return _unsupported(f"{name} has p={p} and power={power}, the core only power=1 with that p")
+    try:
+        exponent = _arrays.as_exponent(p, "p")
+    except (TypeError, ValueError) as error:  # torch gives p=0 a meaning of its own
+        return _unsupported(f"{name} has p={p}: {error}")
+    return NativeSupport("minkowski", False, "", exponent)
 
 
 def _unsupported(reason: str) -> NativeSupport:
@@ -250,17 +264,19 @@ def _native_support(distance: Any, query: Tensor, reference: Tensor) -> NativeSu
 
 
 def _native_search(
-    metric: str, query: Tensor, k: int, reference: Tensor, exclude_self: bool, num_threads: int | None
+    support: NativeSupport, query: Tensor, k: int, reference: Tensor, exclude_self: bool, num_threads: int | None
 ) -> Neighbours:
     pair = _arrays.as_pair(query, None if _same_memory(query, reference) else reference)
+    assert support.metric is not None, "the callers search with torch otherwise"
     distances, indices = _core.knn(
         pair.query,
         pair.reference,
         k,
-        metric,
+        support.metric,
         exclude_self=bool(exclude_self),
         bfloat16=pair.bfloat16,
         num_threads=num_threads,
+        p=support.p,
     )
     return torch.from_numpy(distances), torch.from_numpy(indices)
 

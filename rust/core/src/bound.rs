@@ -9,6 +9,8 @@
 //!        ceiling  U: a row with g > U has at most a given distance, the noise of float64 included (radius search)
 //! ```
 //!
+//! Lp geometry: `g = -N(psi - rho)`, and a computed key is off by a share of itself besides; the floor contains that share.
+//!
 //! The derivation, line by line, is in `docs/exactness.md`; the names here are the names there. All bounds are formed in
 //! float64 and rounded to the safe side with factors that dwarf the rounding of forming them.
 
@@ -40,6 +42,22 @@ const INFLATE: f64 = 1.0 + 1.0 / (1u64 << 20) as f64;
 pub(crate) fn f32_dot_error(dim: usize) -> f64 {
     let steps = (dim + 2) as f64 * U32;
     (steps / (1.0 - steps) + 4.0 * U32) * (1.0 + 1.0 / (1u64 << 18) as f64)
+}
+
+/// Relative error of a float32 key in Lp geometry against the distance of the two rounded rows.
+pub(crate) fn lp_relative_error(metric: Metric, dim: usize) -> f64 {
+    match metric {
+        // One subtraction.
+        Metric::Chebyshev => 4.0 * U32,
+        // Logarithms and powers, 2.3e-5 in all: see `docs/exactness.md`.
+        Metric::Minkowski(_) => f32_dot_error(dim) + 1.0 / (1u64 << 15) as f64,
+        _ => f32_dot_error(dim),
+    }
+}
+
+/// What powers and a root add to [`relative_error`]: `(1 + |ln sum|) / p` units, with `|ln sum|` below 700.
+fn power_error(metric: Metric) -> f64 {
+    if matches!(metric, Metric::Minkowski(_)) { 1024.0 * f64::EPSILON } else { 0.0 }
 }
 
 /// Largest number of columns whose 8-bit products cannot overflow 32 bits, one operand being unsigned.
@@ -85,6 +103,8 @@ pub(crate) struct Floor {
     width: f64,
     /// Absolute slack in key units for the error of `shift`.
     slack: f64,
+    /// Relative error of a key (Lp geometry, where it is a share of the key itself).
+    relative: f64,
 }
 
 impl Floor {
@@ -92,13 +112,17 @@ impl Floor {
     /// - `shift_error`: the sum of the magnitudes of the terms of `shift`
     /// - `roundoff`: unit roundoff of the output type
     pub(crate) fn new(metric: Metric, dim: usize, shift: f64, shift_error: f64, scale2: f64, roundoff: f64) -> Self {
-        let noise = relative_error(dim);
+        let noise = relative_error(dim) + power_error(metric);
         Self {
             metric,
             shift,
             scale2,
             width: 8.0 * roundoff + 8.0 * noise,
-            slack: 4.0 * noise * shift_error + UNDERFLOW,
+            slack: match metric.geometry() {
+                Geometry::Lp => UNDERFLOW, // its keys have no shift
+                Geometry::Euclidean | Geometry::Dot => 4.0 * noise * shift_error + UNDERFLOW,
+            },
+            relative: lp_relative_error(metric, dim),
         }
     }
 
@@ -115,6 +139,7 @@ impl Floor {
                 let scaled = similarity * self.scale2;
                 self.below_similarity(scaled - self.shift, scaled)
             }
+            Geometry::Lp => self.below_distance(value * self.scale2.sqrt()),
         };
         finite_or_lowest(floor)
     }
@@ -135,6 +160,8 @@ impl Floor {
                 let scaled = similarity * self.scale2;
                 scaled - self.shift + self.similarity_margin(scaled)
             }
+            Geometry::Lp if value < 0.0 => f64::INFINITY,
+            Geometry::Lp => -(value * self.scale2.sqrt() * (1.0 - self.relative) * (1.0 - self.width)) + self.slack,
         };
         // Infinite or not a number: of no row is it certain.
         if ceiling.is_finite() { above(ceiling) } else { f32::INFINITY }
@@ -143,6 +170,11 @@ impl Floor {
     /// `squared`: a scaled squared distance that the k rows do not exceed.
     fn below_squared(&self, squared: f64) -> f64 {
         (self.shift - self.slack - squared * (1.0 + self.width)) * 0.5 - self.slack
+    }
+
+    /// `distance`: a scaled distance that the k rows do not exceed. `scale2` is an even power of two, its root exact.
+    fn below_distance(&self, distance: f64) -> f64 {
+        -(distance * (1.0 + self.relative) * (1.0 + self.width)) - self.slack
     }
 
     /// `key`: a key that the k rows reach; `scaled`: the similarity times `sigma^2` that belongs to it.

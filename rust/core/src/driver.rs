@@ -79,8 +79,10 @@ impl<E: Element> Job<'_, E> {
             let out = Out { values: &mut values[at..], rows: &mut rows[at..] };
             (done, filter) = match filter {
                 Filter::Direct | Filter::Bare => (self.run_unpacked(queries, filter, out)?, filter),
-                Filter::Float32 => arch::with_float32(self.options.simd, Filtered { job: self, filter, queries, out })?,
-                Filter::Int8 => arch::with_int8(self.options.simd, Filtered { job: self, filter, queries, out })?,
+                Filter::Float32 | Filter::Int8 => {
+                    let work = Filtered { job: self, filter, queries, out };
+                    arch::with_filter(self.options.simd, self.metric(), filter, work)?
+                }
             };
         }
         Ok(())
@@ -270,7 +272,7 @@ impl<E: Element> WithKernel for Filtered<'_, E> {
     /// Where the searched queries end, and how to go on.
     type Output = Result<(usize, Filter)>;
 
-    fn run<K: Kernel>(self, kernel: K) -> Self::Output {
+    fn run<K: Kernel + 'static>(self, kernel: K) -> Self::Output {
         let Self { job, filter, queries, out } = self;
         let frame = Frame::choose(job.options.simd, job.options.metric, job.reference);
         let packed =

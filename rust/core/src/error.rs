@@ -112,6 +112,20 @@ pub enum Error {
         /// The names that exist.
         choices: String,
     },
+    /// An exponent that no distance has.
+    #[error("p must be a number above 0, or infinity, got {given}")]
+    BadPower {
+        /// The exponent given.
+        given: f64,
+    },
+    /// An exponent for a metric that takes none.
+    #[error("p is for metric \"minkowski\" only, got p={p} with metric {metric:?}")]
+    UnusedPower {
+        /// The exponent given.
+        p: f64,
+        /// The metric it was given with.
+        metric: &'static str,
+    },
     /// A SIMD level that does not exist or that this CPU lacks.
     #[error("SIMD level must be one of {choices} on this CPU, got {name:?}{origin}")]
     UnavailableLevel {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::arch::{self, WithKernel};
 use crate::cancel::Monitor;
 use crate::error::{Argument, Result};
-use crate::kernel::{Bars, Hits, Kernel, MAX_RUN, QueryPanel, Visit};
+use crate::kernel::{Bars, Hits, Kernel, QueryPanel, Visit};
 use crate::level::Simd;
 use crate::matrix::MatrixRef;
 use crate::metric::Metric;
@@ -115,13 +115,16 @@ struct Tile {
     dim: usize,
 }
 
-impl WithKernel for Tile {
-    type Output = Result<f64>;
+/// One call of a kernel; returns the operations it did.
+pub type Call = Box<dyn FnMut() -> f64>;
 
-    fn run<K: Kernel>(self, kernel: K) -> Result<f64> {
+impl WithKernel for Tile {
+    type Output = Result<Call>;
+
+    fn run<K: Kernel + 'static>(self, kernel: K) -> Result<Call> {
         let Self { simd, dim } = self;
         let panel_bytes = dim.div_ceil(K::COLUMNS) * K::NR * size_of::<K::Code>();
-        let panels = plan::block_panels(panel_bytes).min(MAX_RUN);
+        let panels = plan::block_panels(panel_bytes);
         let rows = panels * K::NR;
         let data: Vec<f32> = (0..rows * dim).map(|i| ((i * 7919) % 1009) as f32 / 504.0 - 1.0).collect();
         let reference = MatrixRef::new(&data, rows, dim, Argument::Reference)?;
@@ -134,7 +137,7 @@ impl WithKernel for Tile {
             bars.open(m, f32::MAX, query.terms[m]);
         }
         let mut hits = Hits::new(K::MR, K::NR);
-        Ok(rate(|| {
+        Ok(Box::new(move || {
             let panel = QueryPanel { codes: query.panel(0), bars: &bars };
             kernel.scan(&panel, &packed.run(0, panels, Visit::All), &mut hits);
             (2 * K::MR * rows * dim) as f64
@@ -142,13 +145,44 @@ impl WithKernel for Tile {
     }
 }
 
-/// Operations a second of one thread in the microkernel of a level, on rows of `dim` columns.
+/// The microkernel of a level on rows of `dim` columns, ready to be called.
 ///
 /// # Errors
 /// [`crate::Error::OutOfMemory`], [`crate::Error::NoColumns`].
-pub fn tile(simd: Simd, codes: Codes, dim: usize) -> Result<f64> {
+pub fn kernel(simd: Simd, codes: Codes, dim: usize) -> Result<Call> {
     match codes {
         Codes::Int8 => arch::with_int8(simd, Tile { simd, dim }),
         Codes::Float32 => arch::with_float32(simd, Tile { simd, dim }),
+    }
+}
+
+/// Operations a second of one thread in [`kernel`].
+///
+/// # Errors
+/// As for [`kernel`].
+pub fn tile(simd: Simd, codes: Codes, dim: usize) -> Result<f64> {
+    kernel(simd, codes, dim).map(rate)
+}
+
+/// Whether a level multiplies 8-bit integers.
+pub fn has_int8(simd: Simd) -> bool {
+    arch::has_int8(simd.level())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::level::Level;
+
+    #[test]
+    fn every_kernel_is_measured_and_peaks_are_those_of_its_instructions() {
+        for simd in Level::available().into_iter().filter_map(Simd::new) {
+            assert_eq!(peak(simd, Codes::Int8).is_some(), has_int8(simd));
+            assert_eq!(peak(simd, Codes::Float32).is_some(), simd.level() != Level::Scalar);
+            for codes in [Codes::Int8, Codes::Float32] {
+                let mut call = kernel(simd, codes, 33).expect("memory");
+                assert!(call() > 0.0);
+            }
+        }
     }
 }

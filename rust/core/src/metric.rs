@@ -1,6 +1,7 @@
 //! What is measured, and how a filter has to see it.
 
 use crate::error::{Error, Result};
+use crate::lp::Power;
 
 /// A distance or similarity between two rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -20,7 +21,18 @@ pub enum Metric {
     CosineSimilarity,
     /// Sum of products; largest first.
     InnerProduct,
+    /// Sum of absolute differences; smallest first.
+    Cityblock,
+    /// Largest absolute difference; smallest first.
+    Chebyshev,
+    /// `(sum |q - r|^p)^(1/p)`; smallest first. Made by [`Metric::minkowski`], which knows the exponents that need no power.
+    Minkowski(Power),
 }
+
+/// Above this exponent the powers of the filter would leave the range of float32.
+const LARGEST_FILTERED_POWER: f64 = (1u64 << 20) as f64;
+
+const MINKOWSKI: &str = "minkowski";
 
 /// How a filter ranks: see `bound.rs`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,11 +41,13 @@ pub(crate) enum Geometry {
     Euclidean,
     /// By `q.r`, the reference rows centred.
     Dot,
+    /// By the negated distance itself, of rows centred alike.
+    Lp,
 }
 
 impl Metric {
-    /// Every metric.
-    pub const ALL: [Self; 7] = [
+    /// Every metric without an exponent.
+    pub const ALL: [Self; 9] = [
         Self::SqEuclidean,
         Self::Euclidean,
         Self::NormalizedSqEuclidean,
@@ -41,7 +55,25 @@ impl Metric {
         Self::Cosine,
         Self::CosineSimilarity,
         Self::InnerProduct,
+        Self::Cityblock,
+        Self::Chebyshev,
     ];
+
+    /// The Minkowski distance of exponent `p`: for 1, 2 and infinity the metric that is the same distance without powers.
+    ///
+    /// # Errors
+    /// [`Error::BadPower`] unless `p` is above 0.
+    pub fn minkowski(p: f64) -> Result<Self> {
+        Ok(if p == 1.0 {
+            Self::Cityblock
+        } else if p == 2.0 {
+            Self::Euclidean
+        } else if p == f64::INFINITY {
+            Self::Chebyshev
+        } else {
+            Self::Minkowski(Power::new(p)?)
+        })
+    }
 
     /// The name used by the API.
     pub fn name(self) -> &'static str {
@@ -53,18 +85,28 @@ impl Metric {
             Self::Cosine => "cosine",
             Self::CosineSimilarity => "cosine_similarity",
             Self::InnerProduct => "inner_product",
+            Self::Cityblock => "cityblock",
+            Self::Chebyshev => "chebyshev",
+            Self::Minkowski(_) => MINKOWSKI,
         }
     }
 
-    /// The metric of this name.
+    /// The metric of this name, and for `minkowski` of exponent `p` (2 unless given).
     ///
     /// # Errors
-    /// [`Error::UnknownMetric`], which lists the names.
-    pub fn parse(name: &str) -> Result<Self> {
-        Self::ALL.into_iter().find(|metric| metric.name() == name).ok_or_else(|| {
-            let choices: Vec<_> = Self::ALL.into_iter().map(Self::name).collect();
+    /// [`Error::UnknownMetric`], which lists the names, [`Error::BadPower`] and [`Error::UnusedPower`].
+    pub fn parse(name: &str, p: Option<f64>) -> Result<Self> {
+        if name == MINKOWSKI {
+            return Self::minkowski(p.unwrap_or(2.0));
+        }
+        let metric = Self::ALL.into_iter().find(|metric| metric.name() == name).ok_or_else(|| {
+            let choices: Vec<_> = Self::ALL.into_iter().map(Self::name).chain([MINKOWSKI]).collect();
             Error::UnknownMetric { name: name.to_owned(), choices: choices.join(", ") }
-        })
+        })?;
+        match p {
+            Some(p) => Err(Error::UnusedPower { p, metric: metric.name() }),
+            None => Ok(metric),
+        }
     }
 
     /// Whether the largest values are the nearest.
@@ -74,7 +116,11 @@ impl Metric {
 
     /// Whether rows are divided by their norm first.
     pub(crate) fn normalizes(self) -> bool {
-        !matches!(self, Self::SqEuclidean | Self::Euclidean | Self::InnerProduct)
+        match self {
+            Self::NormalizedSqEuclidean | Self::NormalizedEuclidean | Self::Cosine | Self::CosineSimilarity => true,
+            Self::SqEuclidean | Self::Euclidean | Self::InnerProduct => false,
+            Self::Cityblock | Self::Chebyshev | Self::Minkowski(_) => false,
+        }
     }
 
     pub(crate) fn geometry(self) -> Geometry {
@@ -83,11 +129,62 @@ impl Metric {
                 Geometry::Euclidean
             }
             Self::Cosine | Self::CosineSimilarity | Self::InnerProduct => Geometry::Dot,
+            Self::Cityblock | Self::Chebyshev | Self::Minkowski(_) => Geometry::Lp,
         }
+    }
+
+    /// Whether a filter knows the metric; if not, every pair is formed in float64.
+    pub(crate) fn is_filterable(self) -> bool {
+        // The bound needs the triangle inequality, which fails below 1.
+        match self {
+            Self::Minkowski(power) => (1.0..=LARGEST_FILTERED_POWER).contains(&power.get()),
+            _ => true,
+        }
+    }
+
+    /// Whether each term of a value takes a power that is no product.
+    pub(crate) fn is_costly(self) -> bool {
+        matches!(self, Self::Minkowski(power) if power.halves().is_none())
+    }
+
+    /// Whether queries and references are centred alike and exchanging them changes no bit of a value, so that one product
+    /// serves both.
+    pub(crate) fn is_symmetric(self) -> bool {
+        self.geometry() != Geometry::Lp && self != Self::InnerProduct
     }
 
     /// Whether the value is the root of the sum of squares.
     pub(crate) fn has_root(self) -> bool {
         matches!(self, Self::Euclidean | Self::NormalizedEuclidean)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_exponent_without_powers_is_the_metric_that_needs_none() {
+        assert_eq!(Metric::minkowski(1.0), Ok(Metric::Cityblock));
+        assert_eq!(Metric::minkowski(2.0), Ok(Metric::Euclidean));
+        assert_eq!(Metric::minkowski(f64::INFINITY), Ok(Metric::Chebyshev));
+        assert_eq!(Metric::parse("minkowski", None), Ok(Metric::Euclidean));
+        assert_eq!(Metric::parse("minkowski", Some(1.0)), Ok(Metric::Cityblock));
+        assert_ne!(Metric::minkowski(3.0), Metric::minkowski(3.0f64.next_up()));
+        assert_eq!(Metric::minkowski(3.0).map(Metric::name), Ok("minkowski"));
+    }
+
+    #[test]
+    fn an_exponent_that_cannot_be_is_refused() {
+        for given in [0.0, -0.0, -1.0, f64::NEG_INFINITY] {
+            assert_eq!(Metric::minkowski(given), Err(Error::BadPower { given }));
+        }
+        let text = |outcome: Result<Metric>| outcome.expect_err("refused").to_string();
+        assert_eq!(text(Metric::minkowski(f64::NAN)), "p must be a number above 0, or infinity, got NaN");
+        assert_eq!(
+            text(Metric::parse("cityblock", Some(3.0))),
+            "p is for metric \"minkowski\" only, got p=3 with metric \"cityblock\""
+        );
+        assert!(text(Metric::parse("l1", None)).contains("inner_product, cityblock, chebyshev, minkowski, got \"l1\""));
     }
 }

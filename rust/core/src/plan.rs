@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! filter?  few references, or k a large share of them  ──> Direct: float64 values, no packing
+//!          no sum of squares or products               ──> Float32, if there is a bound at all
 //!          few queries                                 ──> Bare: float32 arithmetic on the rows as passed
 //!          a level that multiplies bytes               ──> Int8: packed codes, certified bound
 //!          else                                        ──> Float32: packed panels, certified bound
@@ -21,7 +22,7 @@ use crate::bound::{LARGEST_DIM, LARGEST_INT8_DIM};
 use crate::cancel::Filter;
 use crate::kernel::{MAX_RUN, SAMPLE_STRIDE};
 use crate::level::{Level, Simd};
-use crate::metric::Metric;
+use crate::metric::{Geometry, Metric};
 use crate::topk::Nearest;
 
 /// Up to this many queries a pass of float64 over the rows is bound by memory.
@@ -35,6 +36,16 @@ const FEW_REFERENCES: usize = 192;
 
 /// The filter pays as long as the k nearest are a smaller share of the references than one in this many.
 const SHARE: usize = 8;
+
+/// The same where float64 values are costly: they take far longer than a key of the filter and its share of the packing.
+const COSTLY_SHARE: usize = 2;
+
+/// Up to this many queries a distance that is no sum of squares is formed in float64 throughout, unless that is costly.
+const LP_DIRECT_QUERIES: usize = 8;
+
+/// The time of a key over that of a value for such distances, and where values are costly.
+const LP_KEY: f64 = 0.5;
+const COSTLY_KEY: f64 = 0.05;
 
 /// Bytes of reference codes that stay in the second-level cache while a chunk of queries passes over them.
 const BLOCK_BYTES: usize = 256 << 10;
@@ -87,6 +98,9 @@ const INLINE_WORK: u64 = 1 << 21;
 /// Multiply-adds of a direct search that take about as long as one of a filtered one.
 const DIRECT_COST: u64 = 8;
 
+/// The same where each takes a power.
+const COSTLY_DIRECT_COST: u64 = 256;
+
 /// What to look for.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
@@ -112,6 +126,7 @@ pub(crate) struct Problem {
     pub(crate) threads: usize,
     /// Whether the rows are float64.
     pub(crate) double: bool,
+    pub(crate) metric: Metric,
 }
 
 impl Problem {
@@ -133,13 +148,20 @@ pub(crate) struct Plan {
 impl Problem {
     /// The filter to begin with.
     pub(crate) fn filter(&self, level: Level) -> Filter {
+        let is_costly = self.metric.is_costly();
+        let direct_queries = match self.metric.geometry() {
+            _ if is_costly => 0,
+            Geometry::Lp => LP_DIRECT_QUERIES,
+            Geometry::Euclidean | Geometry::Dot => DIRECT_QUERIES,
+        };
         if self.references <= FEW_REFERENCES
-            || self.queries <= DIRECT_QUERIES
-            || self.k.saturating_mul(SHARE) > self.references
+            || self.queries <= direct_queries
+            || self.k.saturating_mul(if is_costly { COSTLY_SHARE } else { SHARE }) > self.references
             || self.dim > LARGEST_DIM
+            || !self.metric.is_filterable()
         {
             Filter::Direct
-        } else if self.queries <= BARE_QUERIES && !self.double {
+        } else if self.queries <= BARE_QUERIES && !self.double && self.metric.geometry() != Geometry::Lp {
             Filter::Bare
         } else {
             self.packed_filter(level)
@@ -148,7 +170,8 @@ impl Problem {
 
     /// The filter to begin with where the references are packed.
     pub(crate) fn packed_filter(&self, level: Level) -> Filter {
-        if arch::has_int8(level) && self.dim <= LARGEST_INT8_DIM { Filter::Int8 } else { Filter::Float32 }
+        let has_int8 = arch::has_int8(level) && self.metric.geometry() != Geometry::Lp;
+        if has_int8 && self.dim <= LARGEST_INT8_DIM { Filter::Int8 } else { Filter::Float32 }
     }
 
     /// How many of the queries try a filter before the rest follows; 0 if there are too few to bother.
@@ -160,6 +183,10 @@ impl Problem {
     /// The filter to go on with, when `filter` let a share `rescored` of the pairs through, of which a sharper one would have
     /// stopped the share `needless` (of all pairs).
     pub(crate) fn next_filter(&self, filter: Filter, rescored: f64, needless: f64) -> Filter {
+        if self.metric.geometry() == Geometry::Lp {
+            let key = if self.metric.is_costly() { COSTLY_KEY } else { LP_KEY };
+            return if key + rescored <= 1.0 { filter } else { Filter::Direct };
+        }
         let cycles = |(a, b): (f64, f64)| a + b * self.dim as f64;
         let value = cycles(VALUE_CYCLES);
         let int8 = cycles(INT8_CYCLES) + rescored * value;
@@ -245,7 +272,11 @@ pub(crate) fn symmetric_span(blocks: usize, threads: usize) -> usize {
 
 /// Whether a search of this size should stay on the calling thread.
 pub(crate) fn is_small(problem: &Problem, level: Level) -> bool {
-    let cost = if problem.filter(level) == Filter::Direct { DIRECT_COST } else { 1 };
+    let cost = match problem.filter(level) {
+        Filter::Direct if problem.metric.is_costly() => COSTLY_DIRECT_COST,
+        Filter::Direct => DIRECT_COST,
+        Filter::Bare | Filter::Float32 | Filter::Int8 => 1,
+    };
     problem.work().saturating_mul(cost) <= INLINE_WORK
 }
 
@@ -264,7 +295,7 @@ mod tests {
     use super::*;
 
     fn problem(queries: usize, references: usize, dim: usize, k: usize, threads: usize) -> Problem {
-        Problem { queries, references, dim, k, threads, double: false }
+        Problem { queries, references, dim, k, threads, double: false, metric: Metric::SqEuclidean }
     }
 
     #[test]
@@ -330,7 +361,7 @@ mod tests {
     fn samples_are_for_large_k() {
         // Mean 12.5, deviation 3.5: rank 12.5 + 8.8 + 2.
         assert_eq!(sample_rank(100, 65536), Some(23));
-        assert_eq!(sample_rank(10, 65536), None);
+        assert_eq!(sample_rank(7, 65536), None);
         assert_eq!(sample_rank(100, 700), None);
     }
 
@@ -346,6 +377,34 @@ mod tests {
         assert_eq!(block(&problem(8000, 8000, 384, 10, 2)), None, "and here too");
         assert_eq!(block(&problem(4000, 4000, 384, 1, 2)), None, "too few rows");
         assert_eq!(block(&problem(400_000, 400_000, 8, 7, 2)), None, "candidates of 200 MB for rows of 13 MB");
+    }
+
+    #[test]
+    fn costly_values_are_filtered_for_few_queries_and_large_k() {
+        let costly = |queries, k| Problem {
+            metric: Metric::minkowski(2.7).expect("above 0"),
+            ..problem(queries, 1000, 8, k, 2)
+        };
+        assert_eq!(costly(1, 10).filter(Level::Scalar), Filter::Float32);
+        assert_eq!(costly(100, 500).filter(Level::Scalar), Filter::Float32);
+        assert_eq!(costly(100, 501).filter(Level::Scalar), Filter::Direct);
+        assert!(!is_small(&costly(10, 999), Level::Scalar));
+        assert_eq!(costly(100, 10).next_filter(Filter::Float32, 0.9, 0.0), Filter::Float32);
+        assert_eq!(costly(100, 10).next_filter(Filter::Float32, 1.0, 0.0), Filter::Direct);
+    }
+
+    #[test]
+    fn distances_that_are_no_products_know_one_filter() {
+        let level = Level::Avx512Vnni;
+        let cityblock = |queries| Problem { metric: Metric::Cityblock, ..problem(queries, 1000, 8, 10, 2) };
+        assert_eq!(cityblock(8).filter(level), Filter::Direct);
+        assert_eq!(cityblock(9).filter(level), Filter::Float32);
+        assert_eq!(cityblock(500).filter(level), Filter::Float32);
+        assert_eq!(cityblock(500).packed_filter(level), Filter::Float32);
+        assert_eq!(cityblock(500).next_filter(Filter::Float32, 0.1, 0.1), Filter::Float32);
+        assert_eq!(cityblock(500).next_filter(Filter::Float32, 0.9, 0.0), Filter::Direct);
+        let below_1 = Metric::minkowski(0.7).expect("above 0");
+        assert_eq!(Problem { metric: below_1, ..cityblock(500) }.filter(level), Filter::Direct);
     }
 
     #[test]

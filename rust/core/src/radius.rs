@@ -110,6 +110,7 @@ impl<'a, E: Element> RadiusSearch<'a, E> {
             k: 1,
             threads: self.options.threads.get(),
             double: E::DOUBLE,
+            metric: self.options.metric,
         }
     }
 
@@ -243,10 +244,7 @@ impl<E: Element> Job<'_, E> {
             Filter::Bare => self.problem.packed_filter(self.options.simd.level()),
             packed => packed,
         };
-        match filter {
-            Filter::Int8 => arch::with_int8(self.options.simd, Filtered { job: self, filter }),
-            _ => arch::with_float32(self.options.simd, Filtered { job: self, filter }),
-        }
+        arch::with_filter(self.options.simd, self.options.metric, filter, Filtered { job: self, filter })
     }
 
     fn plan(&self, filter: Filter) -> Plan {
@@ -400,7 +398,7 @@ struct Filtered<'a, E: Element> {
 impl<E: Element> WithKernel for Filtered<'_, E> {
     type Output = Result<Vec<Part<E::Output>>>;
 
-    fn run<K: Kernel>(self, kernel: K) -> Self::Output {
+    fn run<K: Kernel + 'static>(self, kernel: K) -> Self::Output {
         let job = self.job;
         let frame = Frame::choose(job.options.simd, job.options.metric, job.reference);
         let packed =

@@ -3,6 +3,7 @@
 //! It shares with the crate only the order in which a float64 sum is formed (which is part of the contract) and is
 //! written out here once more, one column at a time.
 
+use crate::lp::Power;
 use crate::matrix::{Element, Output};
 use crate::metric::Metric;
 use crate::radius::Within;
@@ -23,6 +24,35 @@ fn unit(row: &[f64]) -> Vec<f64> {
     row.iter().map(|x| x * inverse).collect()
 }
 
+/// `t^p` as `lp.rs` says it forms it: products for whole multiples of 1/2 up to 64, else `libm`.
+fn raised(t: f64, p: f64) -> f64 {
+    if p > 64.0 || (2.0 * p).fract() != 0.0 {
+        return libm::pow(t, p);
+    }
+    // t, t^2, t^4, ...: those that the binary digits of p call for, smallest first.
+    let squares = std::iter::successors(Some(t), |square| Some(square * square));
+    let digits = (0..7).map(|bit| (p as u32 >> bit) & 1 == 1);
+    let whole = squares.zip(digits).filter(|(_, wanted)| *wanted).fold(1.0, |product, (square, _)| product * square);
+    if p.fract() == 0.5 { whole * t.sqrt() } else { whole }
+}
+
+fn minkowski(q: &[f64], r: &[f64], power: Power) -> f64 {
+    let p = power.get();
+    let root = |sum: f64| match p {
+        0.5 => sum * sum,
+        3.0 => libm::cbrt(sum),
+        4.0 => sum.sqrt().sqrt(),
+        _ => libm::pow(sum, 1.0 / p),
+    };
+    let differences = || q.iter().zip(r).map(|(x, y)| (x - y).abs());
+    let plain = sum(differences().map(|t| raised(t, p)));
+    if (2f64.powi(-900)..=2f64.powi(1000)).contains(&plain) {
+        return root(plain);
+    }
+    let most = differences().fold(0.0, f64::max);
+    if most == 0.0 { 0.0 } else { most * root(sum(differences().map(|t| raised(t / most, p)))) }
+}
+
 /// The float64 value of a pair of rows whose squares stay in the range of `f64`.
 pub fn value(metric: Metric, q: &[f64], r: &[f64]) -> f64 {
     let squared = |q: &[f64], r: &[f64]| sum(q.iter().zip(r).map(|(x, y)| (x - y) * (x - y)));
@@ -39,6 +69,9 @@ pub fn value(metric: Metric, q: &[f64], r: &[f64]) -> f64 {
         Metric::Cosine => 1.0 - cosine(),
         Metric::CosineSimilarity => cosine(),
         Metric::InnerProduct => dot(q, r),
+        Metric::Cityblock => sum(q.iter().zip(r).map(|(x, y)| (x - y).abs())),
+        Metric::Chebyshev => q.iter().zip(r).map(|(x, y)| (x - y).abs()).fold(0.0, f64::max),
+        Metric::Minkowski(power) => minkowski(q, r, power),
     }
 }
 

@@ -18,13 +18,14 @@
 //! overflowed or underflowed are formed again from scaled rows where the result itself is in range.
 
 use crate::level::multiversion;
+use crate::lp;
 use crate::matrix::{Element, MatrixRef, Wide};
 use crate::metric::Metric;
 
-const LANES: usize = 8;
+pub(crate) const LANES: usize = 8;
 
 #[inline(always)]
-fn reduce(lane: [f64; LANES]) -> f64 {
+pub(crate) fn reduce(lane: [f64; LANES]) -> f64 {
     ((lane[0] + lane[4]) + (lane[2] + lane[6])) + ((lane[1] + lane[5]) + (lane[3] + lane[7]))
 }
 
@@ -33,7 +34,7 @@ pub(crate) const ROWS: usize = 4;
 
 /// Sum `term(r, a[i], rows[r][i])` over the columns in the fixed order, for `R` rows; `N` sums at once.
 #[inline(always)]
-fn sum_rows<const R: usize, const N: usize, A: Wide, B: Wide>(
+pub(crate) fn sum_rows<const R: usize, const N: usize, A: Wide, B: Wide>(
     a: &[A],
     rows: [&[B]; R],
     term: impl Fn(usize, f64, f64) -> [f64; N],
@@ -139,6 +140,7 @@ impl Prepared {
             if metric.normalizes() { unit_scale::<E>(wide) } else { UnitScale { pre: 1.0, inverse: 1.0, norm2: 1.0 } };
         let row = match metric {
             Metric::SqEuclidean | Metric::Euclidean | Metric::InnerProduct => wide.iter().map(|x| x.to_f64()).collect(),
+            Metric::Cityblock | Metric::Chebyshev | Metric::Minkowski(_) => wide.iter().map(|x| x.to_f64()).collect(),
             Metric::Cosine | Metric::CosineSimilarity => wide.iter().map(|x| x.to_f64() * unit.pre).collect(),
             Metric::NormalizedSqEuclidean | Metric::NormalizedEuclidean => {
                 wide.iter().map(|x| (x.to_f64() * unit.pre) * unit.inverse).collect()
@@ -161,9 +163,9 @@ impl Prepared {
     }
 }
 
-/// The values of `R` pairs; see the module header for the order.
+/// The values of `R` pairs, of which the first `wanted` count; see the module header for the order.
 #[inline(always)]
-fn values_of<E: Element, const R: usize>(query: &Prepared, rows: [&[E::Wide]; R]) -> [f64; R] {
+fn values_of<E: Element, const R: usize>(query: &Prepared, rows: [&[E::Wide]; R], wanted: usize) -> [f64; R] {
     let q = query.row.as_slice();
     match query.metric {
         Metric::SqEuclidean => sq_euclidean(q, rows),
@@ -176,6 +178,16 @@ fn values_of<E: Element, const R: usize>(query: &Prepared, rows: [&[E::Wide]; R]
         Metric::Cosine => cosine::<E, R>(query, rows).map(|cosine| 1.0 - cosine),
         Metric::CosineSimilarity => cosine::<E, R>(query, rows),
         Metric::InnerProduct => inner_product::<E, R>(q, rows),
+        Metric::Cityblock => lp::cityblock(q, rows),
+        Metric::Chebyshev => lp::chebyshev(q, rows),
+        Metric::Minkowski(power) => {
+            // Powers do not wait for additions: four rows take four times as long as one.
+            let mut values = [0.0; R];
+            for r in 0..wanted.min(R) {
+                values[r] = lp::minkowski(q, rows[r], power);
+            }
+            values
+        }
     }
 }
 
@@ -200,20 +212,21 @@ fn root<E: Element>(q: &[f64], r: &[E::Wide], squared: f64) -> f64 {
 #[cold]
 #[inline(never)]
 fn scaled_root<W: Wide>(q: &[f64], r: &[W]) -> f64 {
-    // Halved first: the difference of two finite numbers may itself overflow.
-    let largest = q.iter().zip(r).fold(0.0f64, |m, (x, y)| m.max((x * 0.5 - Wide::to_f64(*y) * 0.5).abs()));
+    let largest_of = |half: f64| q.iter().zip(r).fold(0.0f64, |m, (x, y)| m.max((x * half - y.to_f64() * half).abs()));
+    // Halved only where the difference of two finite numbers overflows: subnormal numbers would lose their last bit.
+    let half = if largest_of(1.0).is_finite() { 1.0 } else { 0.5 };
+    let largest = largest_of(half);
     if largest == 0.0 {
-        // Halving may have flushed the last bit of subnormal rows; their difference is exact.
-        return q.iter().zip(r).fold(0.0f64, |m, (x, y)| m.max((x - Wide::to_f64(*y)).abs()));
+        return 0.0;
     }
     let e = exponent(largest);
     // Two factors: 2^-e alone may be out of range.
     let (a, b) = (power_of_two(-e / 2), power_of_two(-e - (-e / 2)));
     let squared = sum(q, r, |x, y| {
-        let t = ((x * 0.5 - y * 0.5) * a) * b;
+        let t = ((x * half - y * half) * a) * b;
         [t * t]
     })[0];
-    ((squared.sqrt() / a) / b) * 2.0
+    ((squared.sqrt() / a) / b) / half
 }
 
 #[inline(always)]
@@ -289,7 +302,7 @@ multiversion! {
             let row = |r: usize| reference.row(rows[(start + r).min(rows.len() - 1)] as usize);
             let [a, b, c, d] = &mut scratch.0;
             let wide = [E::widen(row(0), a), E::widen(row(1), b), E::widen(row(2), c), E::widen(row(3), d)];
-            values.extend_from_slice(&values_of::<E, ROWS>(query, wide));
+            values.extend_from_slice(&values_of::<E, ROWS>(query, wide, rows.len() - start));
         }
         values.truncate(rows.len());
     }
@@ -385,7 +398,9 @@ mod tests {
             let unit = power_of_two(exponent);
             assert_eq!(pair(Metric::Euclidean, &[3.0 * unit, 0.0], &[0.0, 4.0 * unit]), 5.0 * unit);
         }
-        assert_eq!(pair(Metric::Euclidean, &[5e-324f64], &[0.0]), 5e-324);
+        for subnormal in [5e-324, 15e-324, 25e-324, 1e-310] {
+            assert_eq!(pair(Metric::Euclidean, &[subnormal], &[0.0f64]), subnormal);
+        }
         assert_eq!(pair(Metric::Euclidean, &[1.5e308f64], &[-1.5e308]), f64::INFINITY);
         assert_eq!(pair(Metric::InnerProduct, &[1e200f64, 1e200], &[1e200, -1e200]), 0.0);
         assert_eq!(pair(Metric::InnerProduct, &[1e200f64, 1e100], &[-1e200, 1.0]), f64::NEG_INFINITY);

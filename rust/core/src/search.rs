@@ -56,6 +56,7 @@ impl<'a, E: Element> Search<'a, E> {
             k: self.options.k,
             threads: self.options.threads.get(),
             double: E::DOUBLE,
+            metric: self.options.metric,
         }
     }
 

@@ -10,7 +10,8 @@
 //! bits either way. A block's candidates are locked only while found pairs are entered, never while pairs are scored. The
 //! order in which pairs arrive decides how much is pruned, not what is found: the order of neighbours is total.
 //!
-//! This needs queries and references that are centred alike, so the inner product is left to the ordinary way. So is what
+//! This needs queries and references that are centred alike, so inner products, and distances that are not made of
+//! products, are left to the ordinary way. So is what
 //! `plan.rs` says does not pay: every candidate lives until the end here, and no sample raises the floors of a large k.
 
 use std::ops::Range;
@@ -103,7 +104,7 @@ impl<'a, E: Element, K: Kernel> SelfSearch<'a, E, K> {
     ) -> Option<Self> {
         let scan_both = K::SCAN_BOTH?;
         let same_rows = job.options.exclude_self && std::ptr::eq(job.query.row(0), job.reference.row(0));
-        if !same_rows || job.metric() == Metric::InnerProduct {
+        if !same_rows || !job.metric().is_symmetric() {
             return None;
         }
         let block = plan::symmetric_block(&Problem { queries: queries.len(), ..job.problem }, size_of::<Candidates>())?;
@@ -374,6 +375,7 @@ mod tests {
                 k,
                 threads: threads.get(),
                 double: E::DOUBLE,
+                metric,
             };
             let monitor = Monitor::new();
             monitor.begin(queries.len() as u64 * reference.rows() as u64);
@@ -420,7 +422,7 @@ mod tests {
             seed: u32,
         ) {
             let metric = Metric::ALL[metric];
-            prop_assume!(metric != Metric::InnerProduct);
+            prop_assume!(metric.is_symmetric());
             let mut state = seed;
             let data: Vec<f32> = (0..count * dim)
                 .map(|at| {

@@ -27,7 +27,7 @@ type Answer = (Py<PyAny>, Py<PyAny>, Option<Py<PyAny>>);
 #[pyfunction]
 #[pyo3(signature = (
     query, reference, r, metric, *, exclude_self=false, return_distances=true, sort=true, bfloat16=false,
-    num_threads=None, progress=None
+    num_threads=None, progress=None, p=None
 ))]
 #[expect(clippy::too_many_arguments, reason = "the signature of the Python function")]
 pub(crate) fn radius<'py>(
@@ -41,12 +41,13 @@ pub(crate) fn radius<'py>(
     bfloat16: bool,
     num_threads: Option<&Bound<'py, PyAny>>,
     progress: Option<&Bound<'py, PyAny>>,
+    p: Option<f64>,
 ) -> PyResult<Answer> {
     let py = query.py();
     let reference = reference.unwrap_or(query);
     let call = Call {
         radius: r,
-        metric: Metric::parse(metric).into_py()?,
+        metric: Metric::parse(metric, p).into_py()?,
         exclude_self,
         distances: return_distances,
         sort,

@@ -90,7 +90,7 @@ struct Call {
 
 /// The k nearest reference rows of each query row.
 #[pyfunction]
-#[pyo3(signature = (query, reference, k, metric, *, exclude_self=false, bfloat16=false, num_threads=None, progress=None))]
+#[pyo3(signature = (query, reference, k, metric, *, exclude_self=false, bfloat16=false, num_threads=None, progress=None, p=None))]
 #[expect(clippy::too_many_arguments, reason = "the signature of the Python function")]
 pub(crate) fn knn<'py>(
     query: &Bound<'py, PyUntypedArray>,
@@ -101,13 +101,14 @@ pub(crate) fn knn<'py>(
     bfloat16: bool,
     num_threads: Option<&Bound<'py, PyAny>>,
     progress: Option<&Bound<'py, PyAny>>,
+    p: Option<f64>,
 ) -> PyResult<(Py<PyAny>, Py<PyAny>)> {
     let py = query.py();
     let reference = reference.unwrap_or(query);
     let k = integer("k", k)?;
     let call = Call {
         k: usize::try_from(k).map_err(|_| PyValueError::new_err(format!("k must be at least 0, got {k}")))?,
-        metric: Metric::parse(metric).into_py()?,
+        metric: Metric::parse(metric, p).into_py()?,
         exclude_self,
         num_threads: num_threads.map(positive_threads).transpose()?,
     };

@@ -1,16 +1,20 @@
 //! The microkernels, one file for each level and kind of code, and the one place that chooses among them.
 
+pub(crate) mod lp_f32;
 pub(crate) mod scalar;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod x86_64;
 
+use crate::cancel::Filter;
 use crate::kernel::{Kernel, MAX_MR};
 use crate::level::{Level, Simd};
+use crate::metric::{Geometry, Metric};
+use lp_f32::{LpF32, NARROW, WIDE};
 
 /// Work that is generic over the kernel it is done with.
 pub(crate) trait WithKernel {
     type Output;
-    fn run<K: Kernel>(self, kernel: K) -> Self::Output;
+    fn run<K: Kernel + 'static>(self, kernel: K) -> Self::Output;
 }
 
 /// Do `work` with the float32 kernel of a level.
@@ -45,6 +49,25 @@ pub(crate) fn with_int8<W: WithKernel>(simd: Simd, work: W) -> W::Output {
         }
     }
     with_float32(simd, work)
+}
+
+/// Do `work` with the kernel that a level has for a metric and a filter of packed rows.
+pub(crate) fn with_filter<W: WithKernel>(simd: Simd, metric: Metric, filter: Filter, work: W) -> W::Output {
+    match (metric.geometry(), filter) {
+        (Geometry::Lp, _) => with_lp(simd, metric, work),
+        (_, Filter::Int8) => with_int8(simd, work),
+        _ => with_float32(simd, work),
+    }
+}
+
+/// Do `work` with the float32 kernel of a metric that is no sum of squares.
+fn with_lp<W: WithKernel>(simd: Simd, metric: Metric, work: W) -> W::Output {
+    match (metric == Metric::Chebyshev, simd.avx2().is_some()) {
+        (true, true) => work.run(LpF32::<WIDE, true> { simd, metric }),
+        (true, false) => work.run(LpF32::<NARROW, true> { simd, metric }),
+        (false, true) => work.run(LpF32::<WIDE, false> { simd, metric }),
+        (false, false) => work.run(LpF32::<NARROW, false> { simd, metric }),
+    }
 }
 
 /// Queries and rows of one call of [`bare_sums`].

@@ -5,7 +5,7 @@
 
 use proptest::prelude::*;
 
-use super::{Keys, keys_at, row};
+use super::{Keys, keys_at, metrics, row};
 use crate::Argument;
 use crate::arch;
 use crate::bound::{Floor, sure_bar};
@@ -44,7 +44,7 @@ fn judge(simd: Simd, metric: Metric, query: MatrixRef<'_, f32>, refs: MatrixRef<
         }
     };
     let by_kernel = |keys: Keys| shifts.iter().enumerate().map(|(i, shift)| judged(&keys, i, *shift)).collect();
-    keys_at(simd, &frame, query, refs).into_iter().map(by_kernel).collect()
+    keys_at(simd, metric, &frame, query, refs).into_iter().map(by_kernel).collect()
 }
 
 proptest! {
@@ -55,11 +55,10 @@ proptest! {
         dim in prop_oneof![1usize..=130, Just(513), Just(2048)],
         kinds in prop::collection::vec(any::<u8>(), 2..60),
         seeds in prop::collection::vec(-2.0f32..2.0, 5..90),
-        metric in 0..Metric::ALL.len(),
+        metric in metrics(),
         same_kind: bool,
         other in -3.0f64..3.0,
     ) {
-        let metric = Metric::ALL[metric];
         let data: Vec<Vec<f32>> = kinds
             .iter()
             .enumerate()

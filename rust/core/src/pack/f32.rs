@@ -7,7 +7,7 @@ use crate::kernel::{Centred, PanelTerms, QueryTerms, ReferenceTerms};
 
 /// Write a row into lane `lane` of a panel `lanes` wide.
 #[inline]
-fn interleave(row: &[f32], lane: usize, lanes: usize, panel: &mut [f32]) {
+pub(crate) fn interleave(row: &[f32], lane: usize, lanes: usize, panel: &mut [f32]) {
     for (step, &x) in panel.chunks_exact_mut(lanes).zip(row) {
         step[lane] = x;
     }

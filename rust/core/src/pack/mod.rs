@@ -232,7 +232,7 @@ impl Frame {
         let unit = self.unit::<E>(simd, wide);
         let sums = centre_row(simd, wide, unit, &self.centre, &self.query_centre, self.scale, out);
         let (offset, size) = match self.metric.geometry() {
-            Geometry::Euclidean => {
+            Geometry::Euclidean | Geometry::Lp => {
                 let half = 0.5 * sums.centred2 * self.scale2();
                 (half, half)
             }
@@ -269,7 +269,7 @@ impl Frame {
         let unit = self.unit::<E>(simd, wide);
         let sums = centre_row(simd, wide, unit, &self.query_centre, &self.centre, self.scale, out);
         let (shift, size) = match self.metric.geometry() {
-            Geometry::Euclidean => (sums.centred2 * self.scale2(), sums.centred2 * self.scale2()),
+            Geometry::Euclidean | Geometry::Lp => (sums.centred2 * self.scale2(), sums.centred2 * self.scale2()),
             Geometry::Dot => (sums.raw_other * self.scale2(), sums.raw2.sqrt() * self.centre_norm * self.scale2()),
         };
         // A shift that left the range of float64 makes the row unusable, as an offset does for a reference.
@@ -292,7 +292,7 @@ impl Frame {
         // The factor covers the rounding of the norm itself.
         let norm = sums.centred2.sqrt() * self.scale * (1.0 + relative_error(dim));
         let raw_norm = match self.metric.geometry() {
-            Geometry::Euclidean => 0.0,
+            Geometry::Euclidean | Geometry::Lp => 0.0,
             Geometry::Dot => sums.raw2.sqrt() * self.scale * (1.0 + relative_error(dim)),
         };
         let usable = norm <= LARGEST_NORM
