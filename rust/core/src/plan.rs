@@ -206,7 +206,7 @@ impl Plan {
             // One pass over the memory for all of them.
             Filter::Bare => problem.queries.clamp(1, affordable),
             Filter::Float32 | Filter::Int8 => {
-                let least = problem.queries.div_ceil(problem.threads).clamp(48, FULL_CHUNK);
+                let least = problem.queries.div_ceil(problem.threads).clamp(24, FULL_CHUNK);
                 // A multiple of 12, the tallest panel; other heights lose a few lanes in the last panel only.
                 let warm = (QUERY_BYTES / (size_of::<f64>() * problem.dim)).max(48);
                 wanted.clamp(least.min(warm), CHUNK_ROWS.min(warm)).min(affordable).next_multiple_of(12)
@@ -271,8 +271,8 @@ mod tests {
 
     #[test]
     fn few_chunks_split_the_references() {
-        // 64 queries: one chunk for 4 threads that want 8 tasks, so 4 splits of 2 chunks of 48 rows.
-        assert_eq!(Plan::new(&problem(64, 65536, 128, 10, 4), Filter::Int8), Plan { chunk: 48, splits: 4 });
+        // 64 queries on 4 threads: 3 chunks of 24 rows; 8 tasks are wanted, so 3 splits.
+        assert_eq!(Plan::new(&problem(64, 65536, 128, 10, 4), Filter::Int8), Plan { chunk: 24, splits: 3 });
         // One query on two threads: 4 splits of the references.
         assert_eq!(Plan::new(&problem(1, 65536, 128, 10, 2), Filter::Direct), Plan { chunk: 1, splits: 4 });
     }
