@@ -95,7 +95,8 @@ fn a_sample_that_holds_no_neighbour_is_good_enough() {
     let mut random = Random(7);
     let mut data = rows(Rows::Normal, 3000, 6, &mut random);
     // Panels of 8, 16 and 32 rows: none of these rows is in a panel whose number is a multiple of 8.
-    let near = |row: usize| row / 8 % 8 != 0 && row / 16 % 8 != 0 && row / 32 % 8 != 0 && row % 5 == 0;
+    let sampled = |row: usize| [8, 16, 32].iter().any(|rows| (row / rows).is_multiple_of(8));
+    let near = |row: usize| !sampled(row) && row.is_multiple_of(5);
     for (i, row) in data.iter_mut().enumerate() {
         if !near(i) {
             row.iter_mut().for_each(|x| *x += 40.0 * x.signum());

@@ -294,7 +294,7 @@ mod tests {
     fn samples_are_for_large_k() {
         // Mean 12.5, deviation 3.5: rank 12.5 + 8.8 + 2.
         assert_eq!(sample_rank(100, 65536), Some(23));
-        assert_eq!(sample_rank(10, 65536), None);
+        assert_eq!(sample_rank(7, 65536), None);
         assert_eq!(sample_rank(100, 700), None);
     }
 
