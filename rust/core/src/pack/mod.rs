@@ -318,7 +318,8 @@ impl Frame {
         };
         let usable = norm <= LARGEST_NORM
             && raw_norm <= LARGEST_NORM * LARGEST_NORM
-            && offset.is_finite()
+            // Keys subtract it in float32.
+            && (offset as f32).is_finite()
             && offset_size.is_finite();
         if !usable {
             out.fill(0.0);
