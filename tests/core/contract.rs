@@ -172,6 +172,68 @@ fn values_out_of_range_keep_their_order() {
     }
 }
 
+/// A self-search in which queries and references are the same memory; `own` off: in which they are not.
+fn run_self(data: &[f32], own: bool, queries: usize, dim: usize, options: Options) -> Neighbours<f32> {
+    let copy;
+    let query = if own {
+        &data[..queries * dim]
+    } else {
+        copy = data[..queries * dim].to_vec();
+        &copy
+    };
+    let query = MatrixRef::new(query, queries, dim, Argument::Query).expect("good");
+    let reference = MatrixRef::new(data, data.len() / dim, dim, Argument::Reference).expect("good");
+    let search = Search::new(query, reference, options).expect("good");
+    PoolHandle::get(options.threads).expect("a pool").pool().install(|| search.run(&Monitor::new())).expect("finite")
+}
+
+/// Enough rows among themselves for tiles that serve both sides: the bytes of the ordinary way, and the oracle's where looked
+/// at. References may go on behind the queries; k 50 and the inner product take the ordinary way either way.
+#[test]
+fn self_search_by_tiles() {
+    for (i, (kind, dim, queries, references, metric, ks)) in [
+        (Rows::Normal, 33, 4500, 4500, Metric::SqEuclidean, &[1, 7, 50][..]),
+        (Rows::Normal, 130, 4200, 4300, Metric::Euclidean, &[5]),
+        (Rows::Grid, 12, 4300, 5003, Metric::NormalizedSqEuclidean, &[3]),
+        (Rows::Unit, 20, 4400, 4400, Metric::Cosine, &[6]),
+        (Rows::Sparse, 24, 4300, 6000, Metric::CosineSimilarity, &[2]),
+        (Rows::OneGiant, 20, 4300, 4311, Metric::NormalizedEuclidean, &[1]),
+        (Rows::Duplicates, 7, 4200, 4200, Metric::SqEuclidean, &[4]),
+        (Rows::Normal, 8, 4200, 4200, Metric::InnerProduct, &[2]),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let data = convert(&rows(kind, references, dim, &mut Random(40 + i as u64)), |x| x as f32);
+        let flat = data.concat();
+        for &k in ks {
+            // The best level alone: small tiles are tried at every level where they are written.
+            let simd = levels().pop().expect("at least one");
+            let options = |threads| Options {
+                k,
+                metric,
+                exclude_self: true,
+                simd,
+                threads: NonZero::new(threads).expect("positive"),
+            };
+            let truth = bits(&run_self(&flat, false, queries, dim, options(2)));
+            for threads in 1..=3 {
+                let found = bits(&run_self(&flat, true, queries, dim, options(threads)));
+                assert!(found == truth, "{kind:?}, {metric:?}, k {k}, {threads} threads");
+            }
+            let (values, rows) = truth;
+            for i in (1..queries).step_by(queries / 3) {
+                // One more than asked for, and self taken out of them.
+                let oracle = reference::knn(metric, &data[i..=i], &data, k + 1, false);
+                let oracle = oracle.rows.iter().zip(&oracle.values).filter(|(row, _)| **row != i as i64).take(k);
+                for (at, (row, value)) in oracle.enumerate() {
+                    assert_eq!((rows[i * k + at], &values[i * k + at]), (*row, &format!("{value:?}")));
+                }
+            }
+        }
+    }
+}
+
 fn refusal<E: Element>(query: &[Vec<E>], references: &[Vec<E>], k: usize, exclude_self: bool) -> Error {
     let simd = Simd::new(Level::Scalar).expect("always there");
     run(query, references, k, Metric::SqEuclidean, exclude_self, simd, 2).expect_err("must be refused")

@@ -12,7 +12,7 @@ use crate::Argument;
 use crate::arch::{self, WithKernel};
 use crate::bound::{Floor, lp_relative_error};
 use crate::cancel::{Filter, Monitor};
-use crate::kernel::{Bars, Hits, Kernel, QueryPanel, Visit};
+use crate::kernel::{Bars, Columns, Hits, Kernel, QueryPanel, Visit};
 use crate::level::{Level, Simd};
 use crate::matrix::{Element, MatrixRef, Output};
 use crate::metric::{Geometry, Metric};
@@ -72,6 +72,100 @@ impl<E: Element> WithKernel for AllKeys<'_, E> {
         }
         keys
     }
+}
+
+/// Which pairs (query row `i`, row `j`) a kernel reports when only the rows' floors as queries count: `[i][j]`. The query
+/// rows are the first rows of `refs`.
+struct Turned<'a, E> {
+    simd: Simd,
+    frame: &'a Frame,
+    queries: usize,
+    refs: MatrixRef<'a, E>,
+    /// Of every row as a query.
+    floors: &'a [f32],
+}
+
+impl<E: Element> WithKernel for Turned<'_, E> {
+    type Output = Option<Vec<bool>>;
+
+    fn run<K: Kernel>(self, kernel: K) -> Self::Output {
+        let Self { simd, frame, queries, refs, floors } = self;
+        let scan_both = K::SCAN_BOTH?;
+        let packed = PackedReference::<K>::pack(simd, frame, refs, 1, &Monitor::new()).expect("finite");
+        let rows: Vec<u32> = (0..queries as u32).collect();
+        let query = PackedQuery::<K>::pack(simd, frame, refs, &rows).expect("finite");
+        let mut padded = floors.to_vec();
+        padded.resize(packed.panels() * K::NR, f32::INFINITY);
+        let mut reported = vec![false; queries * refs.rows()];
+        let mut hits = Hits::new(K::MR, K::NR);
+        for group in 0..queries.div_ceil(K::MR) {
+            let first = group * K::MR;
+            let lanes = K::MR.min(queries - first);
+            let (mut bars, mut columns) = (Bars::closed(), Columns::closed(&padded));
+            for m in 0..lanes {
+                bars.open(m, f32::INFINITY, query.terms[first + m]);
+                let (offset, terms) = packed.row(first + m);
+                columns.open(m, offset, terms);
+            }
+            let panel = QueryPanel { codes: query.panel(group), bars: &bars };
+            let run = packed.run(0, packed.panels(), Visit::All);
+            scan_both(kernel, &panel, &run, &columns, &mut hits);
+            for m in 0..K::MR {
+                let (rows, _) = hits.take(m);
+                for &row in rows.iter().filter(|&&row| m < lanes && (row as usize) < refs.rows()) {
+                    reported[(first + m) * refs.rows() + row as usize] = true;
+                }
+            }
+        }
+        Some(reported)
+    }
+}
+
+/// A symmetric tile reports every pair that matters to its reference row as a query, and values are the same bits either way.
+fn attack_turned<E: Element>(metric: Metric, queries: usize, refs: MatrixRef<'_, E>) -> Result<(), TestCaseError> {
+    if metric == Metric::InnerProduct || metric.geometry() == Geometry::Lp {
+        return Ok(());
+    }
+    let (dim, count) = (refs.dim(), refs.rows());
+    let all: Vec<u32> = (0..count as u32).collect();
+    for simd in Level::available().into_iter().filter_map(Simd::new) {
+        let frame = Frame::choose(simd, metric, refs);
+        let shifts = PackedQuery::<arch::scalar::ScalarF32>::pack(simd, &frame, refs, &all).expect("finite").shifts;
+        let roundoff = <E::Output as Output>::UNIT_ROUNDOFF;
+        let values: Vec<Vec<f64>> = (0..count)
+            .map(|j| {
+                let mut values = Vec::new();
+                score(simd, &Prepared::new(metric, refs.row(j)), refs, &all, &mut Widened::new(), &mut values);
+                values
+            })
+            .collect();
+        let rank = |j: usize, i: usize| Neighbour::new::<E::Output>(metric, values[j][i], i as u32);
+        for i in 0..queries {
+            for j in 0..count {
+                prop_assert_eq!(values[i][j].to_bits(), values[j][i].to_bits(), "{:?}: rows {} and {}", metric, i, j);
+            }
+        }
+        for pivot in 0..queries {
+            let floors: Vec<f32> = (0..count)
+                .map(|j| {
+                    let (shift, size) = shifts[j];
+                    Floor::new(metric, dim, shift, size, frame.scale2(), roundoff)
+                        .below_value(rank(j, pivot).ranked_value(metric))
+                })
+                .collect();
+            let turned = Turned { simd, frame: &frame, queries, refs, floors: &floors };
+            let Some(reported) = arch::with_int8(simd, turned) else { break };
+            for i in 0..queries {
+                for j in 0..count {
+                    prop_assert!(
+                        reported[i * count + j] || rank(j, i) > rank(j, pivot),
+                        "{metric:?}: row {i} is hidden from query {j}, though it ranks before row {pivot}"
+                    );
+                }
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Keys through every kernel that a level has for a metric.
@@ -228,8 +322,10 @@ proptest! {
             // Numbers that float32 does not hold.
             let data: Vec<f64> = data.iter().map(|&x| f64::from(x) * (1.0 + 1e-10)).collect();
             attack(metric, matrix(&data[..queries], dim), matrix(&data, dim))?;
+            attack_turned(metric, queries / dim, matrix(&data, dim))?;
         } else {
             attack(metric, matrix(&data[..queries], dim), matrix(&data, dim))?;
+            attack_turned(metric, queries / dim, matrix(&data, dim))?;
         }
     }
 }
@@ -312,6 +408,34 @@ fn the_bound_is_tight_on_ordinary_rows() {
             let largest = key.iter().fold(0.0f32, |m, k| m.max(k.abs()));
             assert!(error.iter().all(|&error| error > 0.0 && error < limit * largest), "{kernel}: {error:?}");
         }
+    }
+}
+
+/// A symmetric tile must also leave out what is far: on ordinary rows nearly all that a floor excludes.
+#[test]
+fn a_symmetric_tile_is_no_blunter_than_two() {
+    let data: Vec<f32> = (0..64 * 128).map(|i| ((i * 7919) % 1000) as f32 / 500.0 - 1.0).collect();
+    let (refs, metric) = (matrix(&data, 128), Metric::SqEuclidean);
+    for simd in Level::available().into_iter().filter_map(Simd::new) {
+        let frame = Frame::choose(simd, metric, refs);
+        let all: Vec<u32> = (0..64).collect();
+        let shifts = PackedQuery::<arch::scalar::ScalarF32>::pack(simd, &frame, refs, &all).expect("finite").shifts;
+        let floors: Vec<f32> = shifts
+            .iter()
+            .map(|&(shift, size)| Floor::new(metric, 128, shift, size, frame.scale2(), 0.0).below_value(1.0))
+            .collect();
+        let Some(reported) = arch::with_int8(simd, Turned { simd, frame: &frame, queries: 64, refs, floors: &floors })
+        else {
+            continue;
+        };
+        // Squared distances of different rows are far above 1: each finds itself.
+        let pairs: Vec<usize> = (0..64 * 64).filter(|&pair| reported[pair]).collect();
+        let near = |pair: &usize| {
+            let (i, j) = (pair / 64, pair % 64);
+            refs.row(i).iter().zip(refs.row(j)).map(|(x, y)| (x - y) * (x - y)).sum::<f32>() < 8.0
+        };
+        assert!(pairs.iter().all(near), "{pairs:?}");
+        assert!((0..64).all(|i| reported[i * 65]));
     }
 }
 

@@ -8,6 +8,8 @@
 //! merge the splits of each query ──> k neighbours                      self is skipped here and nowhere else
 //! ```
 //!
+//! Where the queries are rows of the reference, `symmetric.rs` does the same by tiles that serve both sides.
+//!
 //! A direct task has the same shape without kernel and floor: every row of a block gets its float64 value. Where `k` is
 //! large, a strided sample of the panels is scanned first, and what it suggests as a floor is verified at the end.
 
@@ -27,6 +29,7 @@ use crate::order::Neighbour;
 use crate::pack::{FirstBad, Frame, PackedQuery, PackedReference};
 use crate::plan::{self, Options, Plan, Problem};
 use crate::rescore::{Prepared, ROWS, Widened, prefetch, score};
+use crate::symmetric::SelfSearch;
 use crate::topk::Nearest;
 
 /// One search, ready to run.
@@ -39,26 +42,26 @@ pub(crate) struct Job<'a, E> {
 }
 
 /// Where the neighbours of some queries go, `k` of each.
-struct Out<'a, E: Element> {
-    values: &'a mut [E::Output],
-    rows: &'a mut [i64],
+pub(crate) struct Out<'a, E: Element> {
+    pub(crate) values: &'a mut [E::Output],
+    pub(crate) rows: &'a mut [i64],
 }
 
 /// Panels of the first scan of a query, before it has any threshold; doubled until a block is scanned at once.
-const WARM_UP_PANELS: usize = 2;
+pub(crate) const WARM_UP_PANELS: usize = 2;
 
 /// The same for rows that are not packed.
 const WARM_UP_ROWS: usize = 64;
 
 /// Buffers of a task that are filled again for each query.
-struct Scratch<E: Element> {
-    rows: Vec<u32>,
-    values: Vec<f64>,
+pub(crate) struct Scratch<E: Element> {
+    pub(crate) rows: Vec<u32>,
+    pub(crate) values: Vec<f64>,
     wide: Widened<E>,
 }
 
 impl<E: Element> Scratch<E> {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { rows: Vec::new(), values: Vec::new(), wide: Widened::new() }
     }
 }
@@ -139,7 +142,8 @@ impl<E: Element> Job<'_, E> {
         })
     }
 
-    fn write(&self, found: Vec<Nearest>, values: &mut [E::Output], rows: &mut [i64]) -> Result<()> {
+    /// Write what some queries found.
+    pub(crate) fn write(&self, found: Vec<Nearest>, values: &mut [E::Output], rows: &mut [i64]) -> Result<()> {
         let k = self.problem.k;
         for ((nearest, values), rows) in found.into_iter().zip(values.chunks_mut(k)).zip(rows.chunks_mut(k)) {
             if nearest.len() < k {
@@ -156,16 +160,16 @@ impl<E: Element> Job<'_, E> {
         Ok(())
     }
 
-    fn metric(&self) -> Metric {
+    pub(crate) fn metric(&self) -> Metric {
         self.options.metric
     }
 
     /// Form the float64 values of `scratch.rows`.
-    fn score(&self, query: &Prepared, scratch: &mut Scratch<E>) {
+    pub(crate) fn score(&self, query: &Prepared, scratch: &mut Scratch<E>) {
         score(self.options.simd, query, self.reference, &scratch.rows, &mut scratch.wide, &mut scratch.values);
     }
 
-    fn prepare(&self, queries: impl ExactSizeIterator<Item = usize>) -> Result<Vec<Prepared>> {
+    pub(crate) fn prepare(&self, queries: impl ExactSizeIterator<Item = usize>) -> Result<Vec<Prepared>> {
         let mut prepared = try_vec(queries.len(), "prepared queries")?;
         prepared.extend(queries.map(|i| Prepared::new(self.metric(), self.query.row(i))));
         Ok(prepared)
@@ -294,7 +298,11 @@ impl<E: Element> WithKernel for Filtered<'_, E> {
                 return Ok((probe.end, next));
             }
         }
-        search(probe.end..queries.end, Out { values, rows })?;
+        let rest = probe.end..queries.end;
+        match SelfSearch::new(job, kernel, &frame, &packed, rest.clone()) {
+            Some(tiles) => tiles.run(Out { values, rows })?,
+            None => search(rest, Out { values, rows })?,
+        }
         Ok((queries.end, filter))
     }
 }

@@ -99,6 +99,50 @@ pub(crate) trait Kernel: Copy + Send + Sync {
 
     /// Report every pair whose key reaches its bar (see [`Bars`]).
     fn scan(self, query: &QueryPanel<'_, Self::Code>, run: &PanelRun<'_, Self::Code>, hits: &mut Hits);
+
+    /// The same for tiles that serve both sides, where the kernel can.
+    const SCAN_BOTH: Option<ScanBoth<Self>> = None;
+}
+
+/// Report every pair of rows that might be a neighbour of the other, either way: one whose key reaches its bar, or whose
+/// key with the sides exchanged does (see [`Columns`]).
+pub(crate) type ScanBoth<K> =
+    fn(K, &QueryPanel<'_, <K as Kernel>::Code>, &PanelRun<'_, <K as Kernel>::Code>, &Columns<'_>, &mut Hits);
+
+/// What a tile needs to know so that its reference rows can be queries too, and its query rows references: the product is
+/// the same, its error is the same, only the offset and the floor are those of the other side (`docs/exactness.md`,
+/// "Symmetric tiles").
+pub(crate) struct Columns<'a> {
+    /// The offset of query row `m` as a reference row.
+    offset: [f32; MAX_MR],
+    /// [`PanelTerms::c`] of query row `m` as a reference row; infinite if the row cannot be filtered.
+    c: [f32; MAX_MR],
+    /// `[panel of the run][NR]`: the floor of each reference row as a query.
+    pub(crate) floors: &'a [f32],
+}
+
+impl<'a> Columns<'a> {
+    /// No query row is a reference row yet.
+    pub(crate) fn closed(floors: &'a [f32]) -> Self {
+        Self { offset: [f32::INFINITY; MAX_MR], c: [0.0; MAX_MR], floors }
+    }
+
+    /// Make query row `m` a reference row, of a panel with these terms.
+    #[inline(always)]
+    pub(crate) fn open(&mut self, m: usize, offset: f32, terms: PanelTerms) {
+        self.offset[m] = offset;
+        // The row's codes here are those of a query: that it could not be encoded as a reference shows in the terms alone.
+        self.c[m] = if terms.a.is_finite() && terms.b.is_finite() { terms.c } else { f32::INFINITY };
+    }
+
+    /// What the products of each query row with a panel may lack, at most, of a key of the other side.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    pub(crate) fn against(&self, bars: &Bars, terms: PanelTerms, lacks: &mut [f32; MAX_MR]) {
+        for m in 0..MAX_MR {
+            lacks[m] = (bars.alpha[m] * terms.a + bars.beta[m] * terms.b + self.c[m]) - self.offset[m];
+        }
+    }
 }
 
 /// `MR` query rows, interleaved.

@@ -36,6 +36,7 @@ mod radius;
 pub mod reference;
 mod rescore;
 mod search;
+mod symmetric;
 mod topk;
 
 pub use cancel::{Monitor, Report};

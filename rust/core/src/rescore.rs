@@ -10,6 +10,9 @@
 //! add: a fused one would round differently where the CPU lacks it. The bodies are plain Rust, compiled once for each
 //! level; vectorising eight independent lanes does not reorder anything.
 //!
+//! Exchanging the two rows gives the same bits: every operation is commutative in them (inner products aside, where their
+//! range is left). A self-search by symmetric tiles rests on it.
+//!
 //! Range: squares of `f32` cannot leave the range of `f64`, so those inputs need no care. For `f64` rows, a row whose
 //! largest magnitude is extreme is first scaled by a power of two (exact) where the metric normalises, and sums that
 //! overflowed or underflowed are formed again from scaled rows where the result itself is in range.

@@ -448,6 +448,11 @@ impl<K: Kernel> PackedReference<K> {
         self.terms.len()
     }
 
+    /// The offset of a row, and the terms of its panel.
+    pub(crate) fn row(&self, row: usize) -> (f32, PanelTerms) {
+        (self.offsets.as_slice()[row], self.terms[row / K::NR])
+    }
+
     pub(crate) fn panel_bytes(&self) -> usize {
         self.panel_len * size_of::<K::Code>()
     }

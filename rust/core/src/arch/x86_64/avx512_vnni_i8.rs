@@ -7,7 +7,9 @@
 
 use std::arch::x86_64::*;
 
-use crate::kernel::{Centred, Hits, Kernel, MAX_MR, PanelRun, QueryPanel, QueryTerms, ReferenceTerms};
+use crate::kernel::{
+    Centred, Columns, Hits, Kernel, MAX_MR, PanelRun, QueryPanel, QueryTerms, ReferenceTerms, ScanBoth,
+};
 use crate::level::{Avx512Vnni, Simd};
 use crate::pack;
 
@@ -36,14 +38,24 @@ impl Kernel for Avx512VnniI8 {
 
     fn scan(self, query: &QueryPanel<'_, u32>, run: &PanelRun<'_, u32>, hits: &mut Hits) {
         // SAFETY: the token in `self` proves AVX-512 F, BW, DQ, VL and VNNI.
-        unsafe { scan(query, run, hits) }
+        unsafe { scan::<false>(query, run, &Columns::closed(&[]), hits) }
     }
+
+    const SCAN_BOTH: Option<ScanBoth<Self>> = Some(|_, query, run, columns, hits| {
+        // SAFETY: the token that the first argument holds proves AVX-512 F, BW, DQ, VL and VNNI.
+        unsafe { scan::<true>(query, run, columns, hits) }
+    });
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn scan(query: &QueryPanel<'_, u32>, run: &PanelRun<'_, u32>, hits: &mut Hits) {
+fn scan<const BOTH: bool>(
+    query: &QueryPanel<'_, u32>,
+    run: &PanelRun<'_, u32>,
+    columns: &Columns<'_>,
+    hits: &mut Hits,
+) {
     let steps = query.codes.len() / MR;
-    let mut bars = [0.0; MAX_MR];
+    let (mut bars, mut lacks) = ([0.0; MAX_MR], [0.0; MAX_MR]);
     for p in run.start..run.end {
         if run.visit.leaves_out(p) {
             continue;
@@ -66,17 +78,32 @@ fn scan(query: &QueryPanel<'_, u32>, run: &PanelRun<'_, u32>, hits: &mut Hits) {
             }
         }
         query.bars.against(run.terms[p], &mut bars);
+        if BOTH {
+            columns.against(query.bars, run.terms[p], &mut lacks);
+        }
         for half in 0..2 {
             let at = p * NR + half * LANES;
             let offset: &[f32; LANES] = run.offsets[at..][..LANES].try_into().expect("LANES offsets");
             let scale: &[f32; LANES] = run.scales[at..][..LANES].try_into().expect("LANES scales");
             // SAFETY: both have LANES numbers.
             let (offset, scale) = unsafe { (_mm512_loadu_ps(offset.as_ptr()), _mm512_loadu_ps(scale.as_ptr())) };
+            let floor = if BOTH {
+                let floor: &[f32; LANES] =
+                    columns.floors[at - run.start * NR..][..LANES].try_into().expect("LANES floors");
+                // SAFETY: it has LANES numbers.
+                unsafe { _mm512_loadu_ps(floor.as_ptr()) }
+            } else {
+                _mm512_setzero_ps()
+            };
             for m in 0..MR {
                 let dot = _mm512_mul_ps(_mm512_cvtepi32_ps(tile[m][half]), scale);
                 let key = _mm512_fmsub_ps(dot, _mm512_set1_ps(query.bars.scale[m]), offset);
                 // "Not less than": a key that is not a number must be reported.
-                let over = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(key, _mm512_set1_ps(bars[m]));
+                let mut over = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(key, _mm512_set1_ps(bars[m]));
+                if BOTH {
+                    let most = _mm512_fmadd_ps(dot, _mm512_set1_ps(query.bars.scale[m]), _mm512_set1_ps(lacks[m]));
+                    over |= _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(most, floor);
+                }
                 if over != 0 {
                     super::report_avx512(hits, m, at as u32, over, key);
                 }
