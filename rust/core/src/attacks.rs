@@ -3,6 +3,7 @@
 //! For every pair of rows the key of the kernel must lie within its stated error of the key that float64 gives, and no row
 //! below a floor may rank at or before the row that the floor was made from.
 
+mod bare;
 mod radius;
 
 use proptest::prelude::*;
@@ -325,6 +326,71 @@ proptest! {
         } else {
             attack(metric, matrix(&data[..queries], dim), matrix(&data, dim))?;
             attack_turned(metric, queries / dim, matrix(&data, dim))?;
+        }
+    }
+}
+
+/// A float32 number of exponent `exponent`, down to the subnormal ones and up to the largest; mantissas with all bits set or
+/// none, where roundings are largest, are frequent.
+fn number(bits: u32, exponent: i32) -> f32 {
+    let mantissa = match bits >> 29 {
+        0 => 0,
+        1 => 0x7f_ffff,
+        2 => 1,
+        _ => bits & 0x7f_ffff,
+    };
+    let biased = (exponent + 127).clamp(-22, 254);
+    let size = match u32::try_from(biased) {
+        Ok(biased @ 1..) => f32::from_bits(biased << 23 | mantissa),
+        _ => f32::from_bits((1 << 23 | mantissa) >> (1 - biased)),
+    };
+    if bits >> 28 & 1 == 1 { -size } else { size }
+}
+
+/// Rows of such numbers: `base` and `spread` say which exponents, `by_row` whether they differ between rows or columns.
+fn rows_of_any_size(dim: usize, base: i32, spread: u32, by_row: bool, offset: bool, bits: &[u32]) -> Vec<f32> {
+    let count = (bits.len() / dim).max(2);
+    let at = |i: usize| bits[i % bits.len()];
+    let mut data = Vec::new();
+    for r in 0..count {
+        for c in 0..dim {
+            let place = at(if by_row { r } else { r * dim + c });
+            let bits = at(r * dim + c).wrapping_mul(2_654_435_761);
+            let x = number(bits, base - (place % (spread + 1)) as i32);
+            let common = if offset { number(at(c).wrapping_mul(40503), base + 12) } else { 0.0 };
+            data.push(if place % 11 == 0 { 0.0 } else { (common + x).clamp(f32::MIN, f32::MAX) });
+        }
+    }
+    data
+}
+
+fn sizes() -> impl Strategy<Value = (i32, u32)> {
+    (prop_oneof![-149i32..=127, -3i32..=3], prop_oneof![Just(0u32), 1u32..6, 20u32..60, Just(270u32)])
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn no_bit_pattern_leaves_its_bound(
+        dim in prop_oneof![1usize..=40, Just(257)],
+        (base, spread) in sizes(),
+        by_row: bool,
+        offset: bool,
+        bits in prop::collection::vec(any::<u32>(), 40..1200),
+        metric in 0..Metric::ALL.len(),
+        double: bool,
+    ) {
+        let metric = Metric::ALL[metric];
+        let mut data = rows_of_any_size(dim, base, spread, by_row, offset, &bits);
+        data.truncate(40 * dim);
+        let queries = (data.len() / dim).min(5) * dim;
+        if double {
+            let data: Vec<f64> = data.iter().map(|&x| f64::from(x) * (1.0 + 1e-10)).collect();
+            attack(metric, matrix(&data[..queries], dim), matrix(&data, dim))?;
+        } else {
+            attack(metric, matrix(&data[..queries], dim), matrix(&data, dim))?;
+            bare::attack(metric, matrix(&data[..queries], dim), matrix(&data, dim))?;
         }
     }
 }

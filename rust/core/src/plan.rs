@@ -220,7 +220,7 @@ impl Plan {
             // One pass over the memory for all of them.
             Filter::Bare => problem.queries.clamp(1, affordable),
             Filter::Float32 | Filter::Int8 => {
-                let least = problem.queries.div_ceil(problem.threads).clamp(48, FULL_CHUNK);
+                let least = problem.queries.div_ceil(problem.threads).clamp(24, FULL_CHUNK);
                 // A multiple of 12, the tallest panel; other heights lose a few lanes in the last panel only.
                 let warm = (QUERY_BYTES / (size_of::<f64>() * problem.dim)).max(48);
                 wanted.clamp(least.min(warm), CHUNK_ROWS.min(warm)).min(affordable).next_multiple_of(12)
@@ -307,8 +307,8 @@ mod tests {
 
     #[test]
     fn few_chunks_split_the_references() {
-        // 64 queries: one chunk for 4 threads that want 8 tasks, so 4 splits of 2 chunks of 48 rows.
-        assert_eq!(Plan::new(&problem(64, 65536, 128, 10, 4), Filter::Int8), Plan { chunk: 48, splits: 4 });
+        // 64 queries on 4 threads: 3 chunks of 24 rows; 8 tasks are wanted, so 3 splits.
+        assert_eq!(Plan::new(&problem(64, 65536, 128, 10, 4), Filter::Int8), Plan { chunk: 24, splits: 3 });
         // One query on two threads: 4 splits of the references.
         assert_eq!(Plan::new(&problem(1, 65536, 128, 10, 2), Filter::Direct), Plan { chunk: 1, splits: 4 });
     }
@@ -366,20 +366,6 @@ mod tests {
     }
 
     #[test]
-    fn tiles_serve_both_sides_where_it_pays() {
-        let block = |problem: &Problem| symmetric_block(problem, 150);
-        assert_eq!(block(&problem(30_000, 30_000, 384, 10, 2)), Some(1344));
-        assert_eq!(block(&problem(60_000, 60_000, 512, 10, 2)), Some(1344), "candidates of 34 MB, codes of 31 MB");
-        assert_eq!(block(&problem(8000, 16_000, 128, 5, 2)), Some(1056), "eight blocks: 1,000 rows and up");
-        assert_eq!(block(&problem(30_000, 30_000, 2048, 10, 2)), Some(576), "512 rows are 8 MiB");
-        assert_eq!(block(&problem(8000, 16_001, 128, 5, 2)), None, "most rows are no queries");
-        assert_eq!(block(&problem(30_000, 30_000, 128, 10, 2)), None, "a sample does more for this k");
-        assert_eq!(block(&problem(8000, 8000, 384, 10, 2)), None, "and here too");
-        assert_eq!(block(&problem(4000, 4000, 384, 1, 2)), None, "too few rows");
-        assert_eq!(block(&problem(400_000, 400_000, 8, 7, 2)), None, "candidates of 200 MB for rows of 13 MB");
-    }
-
-    #[test]
     fn costly_values_are_filtered_for_few_queries_and_large_k() {
         let costly = |queries, k| Problem {
             metric: Metric::minkowski(2.7).expect("above 0"),
@@ -405,6 +391,20 @@ mod tests {
         assert_eq!(cityblock(500).next_filter(Filter::Float32, 0.9, 0.0), Filter::Direct);
         let below_1 = Metric::minkowski(0.7).expect("above 0");
         assert_eq!(Problem { metric: below_1, ..cityblock(500) }.filter(level), Filter::Direct);
+    }
+
+    #[test]
+    fn tiles_serve_both_sides_where_it_pays() {
+        let block = |problem: &Problem| symmetric_block(problem, 150);
+        assert_eq!(block(&problem(30_000, 30_000, 384, 10, 2)), Some(1344));
+        assert_eq!(block(&problem(60_000, 60_000, 512, 10, 2)), Some(1344), "candidates of 34 MB, codes of 31 MB");
+        assert_eq!(block(&problem(8000, 16_000, 128, 5, 2)), Some(1056), "eight blocks: 1,000 rows and up");
+        assert_eq!(block(&problem(30_000, 30_000, 2048, 10, 2)), Some(576), "512 rows are 8 MiB");
+        assert_eq!(block(&problem(8000, 16_001, 128, 5, 2)), None, "most rows are no queries");
+        assert_eq!(block(&problem(30_000, 30_000, 128, 10, 2)), None, "a sample does more for this k");
+        assert_eq!(block(&problem(8000, 8000, 384, 10, 2)), None, "and here too");
+        assert_eq!(block(&problem(4000, 4000, 384, 1, 2)), None, "too few rows");
+        assert_eq!(block(&problem(400_000, 400_000, 8, 7, 2)), None, "candidates of 200 MB for rows of 13 MB");
     }
 
     #[test]

@@ -202,7 +202,8 @@ fn sq_euclidean<W: Wide, const R: usize>(q: &[f64], rows: [&[W]; R]) -> [f64; R]
 
 #[inline(always)]
 fn root<E: Element>(q: &[f64], r: &[E::Wide], squared: f64) -> f64 {
-    if E::DOUBLE && !(power_of_two(-900)..=power_of_two(1000)).contains(&squared) {
+    // What is not a number stays visible: the largest of magnitudes would pass over it.
+    if E::DOUBLE && !squared.is_nan() && !(power_of_two(-900)..=power_of_two(1000)).contains(&squared) {
         return scaled_root(q, r);
     }
     squared.sqrt()
@@ -365,7 +366,7 @@ mod tests {
             let simd = Simd::new(level).expect("available");
             score(simd, &prepared, reference, &[0; ROWS + 1], &mut Widened::new(), &mut values);
             // The four side by side and the one alone.
-            bits.extend(values.iter().map(|value| value.to_bits()));
+            bits.extend(values.iter().map(|value| if value.is_nan() { f64::NAN } else { *value }.to_bits()));
         }
         assert!(bits.iter().all(|&b| b == bits[0]), "levels differ: {bits:?}");
         values[0]
@@ -405,6 +406,32 @@ mod tests {
         assert_eq!(pair(Metric::InnerProduct, &[1e200f64, 1e200], &[1e200, -1e200]), 0.0);
         assert_eq!(pair(Metric::InnerProduct, &[1e200f64, 1e100], &[-1e200, 1.0]), f64::NEG_INFINITY);
         assert_eq!(pair(Metric::CosineSimilarity, &[1e200f64, 0.0], &[1e-200, 0.0]), 1.0);
+    }
+
+    #[test]
+    fn a_row_that_is_not_finite_has_no_finite_value() {
+        fn check<E: Element>(to: impl Fn(f64) -> E) {
+            for bad in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+                for metric in Metric::ALL {
+                    // Alone, among columns that agree with the query, among zeros and among others.
+                    for (q, r) in [
+                        (vec![0.5], vec![bad]),
+                        (vec![0.0], vec![bad]),
+                        (vec![0.5, 0.25, -2.0], vec![0.5, bad, -2.0]),
+                        (vec![0.0, 0.0], vec![bad, 0.0]),
+                        (vec![1.0; 9], [vec![3.0; 8], vec![bad]].concat()),
+                    ] {
+                        let row = |x: &[f64]| x.iter().map(|&x| to(x)).collect::<Vec<E>>();
+                        let value = pair(metric, &row(&q), &row(&r));
+                        assert!(!value.is_finite(), "{metric:?} of {q:?} and {r:?} is {value}");
+                    }
+                }
+            }
+        }
+        check(|x| x as f32);
+        check(|x| x);
+        check(half::f16::from_f64);
+        check(half::bf16::from_f64);
     }
 
     #[test]

@@ -11,8 +11,8 @@
 //! order in which pairs arrive decides how much is pruned, not what is found: the order of neighbours is total.
 //!
 //! This needs queries and references that are centred alike, so inner products, and distances that are not made of
-//! products, are left to the ordinary way. So is what
-//! `plan.rs` says does not pay: every candidate lives until the end here, and no sample raises the floors of a large k.
+//! products, are left to the ordinary way. So is what `plan.rs` says does not pay: every candidate lives until the end
+//! here, and no sample raises the floors of a large k.
 
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -369,13 +369,13 @@ mod tests {
             let threads = NonZero::new(1 + k % 3).expect("positive");
             let options = Options { k, metric, exclude_self: true, simd, threads };
             let problem = Problem {
+                metric,
                 queries: queries.end,
                 references: reference.rows(),
                 dim,
                 k,
                 threads: threads.get(),
                 double: E::DOUBLE,
-                metric,
             };
             let monitor = Monitor::new();
             monitor.begin(queries.len() as u64 * reference.rows() as u64);

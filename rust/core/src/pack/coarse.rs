@@ -7,7 +7,7 @@
 //! Every number here has a stated error (`docs/exactness.md`, "Centring in float32"): nothing rests on float32 being good
 //! enough. Rows whose sums leave the comfortable range of float32 are left to the way through float64.
 
-use crate::bound::{LARGEST_NORM, TAU, U32, VANISHED, f32_lane_error};
+use crate::bound::{LARGEST_NORM, U32, VANISHED, f32_lane_error};
 use crate::kernel::Centred;
 use crate::level::{Simd, multiversion};
 use crate::metric::{Geometry, Metric};
@@ -154,7 +154,7 @@ impl Frame {
             return None;
         }
         let computed = f64::from(squares).sqrt() * (1.0 + lanes);
-        let row_error = unit_error * (1.0 + 1.0 / 64.0) + 2.0 * U32 * (computed + TAU);
+        let row_error = unit_error * (1.0 + 1.0 / 64.0) + 2.0 * U32 * (computed + VANISHED);
         let norm = computed + row_error + VANISHED;
         if norm > LARGEST_NORM || raw_norm > LARGEST_NORM {
             return None;

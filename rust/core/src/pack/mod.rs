@@ -44,6 +44,26 @@ pub(crate) fn try_zeroed<T: Copy + Default>(len: usize, what: &'static str) -> R
     Ok(vec![T::default(); len])
 }
 
+/// Ask for pages of 2 MiB under a large buffer that nobody has touched yet and that will be read again and again: faults and
+/// address translations of 4 KiB pages took a fifth of the time of a search of 256 queries. (Not for results, which are
+/// written once: clearing large pages first costs them more than it saves.)
+fn prefer_huge_pages<T>(buffer: &mut [T]) {
+    #[cfg(target_os = "linux")]
+    {
+        const PAGE: usize = 2 << 20;
+        let bytes = std::mem::size_of_val(buffer);
+        let start = buffer.as_mut_ptr().cast::<u8>();
+        let skip = start.align_offset(PAGE);
+        if bytes >= 2 * PAGE && skip < bytes {
+            // SAFETY: the range lies inside the buffer; the advice changes neither its contents nor who may use it. A system
+            // that does not know it refuses, which changes nothing either.
+            unsafe { libc::madvise(start.add(skip).cast(), (bytes - skip) / PAGE * PAGE, libc::MADV_HUGEPAGE) };
+        }
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = buffer;
+}
+
 /// A zeroed buffer that begins on a cache line, so that no vector load of a panel straddles two.
 pub(crate) struct Aligned<T> {
     buffer: Vec<T>,
@@ -56,7 +76,8 @@ impl<T: Copy + Default> Aligned<T> {
 
     pub(crate) fn zeroed(len: usize, what: &'static str) -> Result<Self> {
         let spare = Self::LINE / size_of::<T>();
-        let buffer = try_zeroed::<T>(len + spare, what)?;
+        let mut buffer = try_zeroed::<T>(len + spare, what)?;
+        prefer_huge_pages(&mut buffer);
         let start = buffer.as_ptr().align_offset(Self::LINE).min(spare);
         Ok(Self { buffer, start, len })
     }
@@ -297,7 +318,8 @@ impl Frame {
         };
         let usable = norm <= LARGEST_NORM
             && raw_norm <= LARGEST_NORM * LARGEST_NORM
-            && offset.is_finite()
+            // Keys subtract it in float32.
+            && (offset as f32).is_finite()
             && offset_size.is_finite();
         if !usable {
             out.fill(0.0);
