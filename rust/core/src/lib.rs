@@ -5,7 +5,7 @@
 //! | 1 | arguments checked, sizes known | [`Search::new`], `search` |
 //! | 2 | filter, block sizes and parallel axis planned | `plan` |
 //! | 3 | rows centred, packed into panels, their error terms stated; a row that is not finite is found here | `pack`, `bound` |
-//! | 4 | a microkernel forms approximate keys, tile by tile | `driver`, `kernel`, `arch` |
+//! | 4 | a microkernel forms approximate keys, tile by tile | `driver`, `symmetric`, `bare`, `kernel`, `arch` |
 //! | 5 | rows whose key might still reach the k nearest survive; self is skipped | `driver`, `topk` |
 //! | 6 | survivors get their float64 value in one fixed order and are sorted by (value, row) | `rescore`, `order` |
 //!
