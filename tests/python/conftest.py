@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -51,6 +52,11 @@ def brute_force(
             order = order[order != row]
         distances[row], indices[row] = values[order[:k]], order[:k]
     return distances, indices
+
+
+# A shell's background jobs ignore Ctrl-C, and so would the processes that tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(name="brute_force", scope="session")
