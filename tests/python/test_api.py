@@ -259,3 +259,12 @@ def test_the_last_search_says_how_it_went():
     told = _core.last_search()
     assert told["filter"] == ("int8" if "vnni" in exactknn.simd_level() else "float32")
     assert 2_000 * 3 <= told["rescored"] < 2_000 * 2_000
+
+
+def test_measured_rates_are_those_of_the_level(level):
+    assert (_core.measure("int8") is not None) == ("vnni" in level)
+    assert _core.measure("float32", 20) > 0
+    with pytest.raises(ValueError, match="codes must be 'int8' or 'float32', got \"int4\""):
+        _core.measure("int4")
+    with pytest.raises(ValueError, match="column"):
+        _core.measure("int8", 0)

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::arch::{self, WithKernel};
 use crate::cancel::Monitor;
-use crate::error::{Argument, Result};
+use crate::error::{Argument, Error, Result};
 use crate::kernel::{Bars, Hits, Kernel, QueryPanel, Visit};
 use crate::level::Simd;
 use crate::matrix::MatrixRef;
@@ -150,6 +150,9 @@ impl WithKernel for Tile {
 /// # Errors
 /// [`crate::Error::OutOfMemory`], [`crate::Error::NoColumns`].
 pub fn kernel(simd: Simd, codes: Codes, dim: usize) -> Result<Call> {
+    if dim == 0 {
+        return Err(Error::NoColumns(Argument::Reference));
+    }
     match codes {
         Codes::Int8 => arch::with_int8(simd, Tile { simd, dim }),
         Codes::Float32 => arch::with_float32(simd, Tile { simd, dim }),

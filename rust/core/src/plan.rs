@@ -194,7 +194,6 @@ impl Problem {
         match filter {
             Filter::Int8 if int8 <= float32.min(value) => Filter::Int8,
             Filter::Int8 | Filter::Float32 if float32 <= value => Filter::Float32,
-            Filter::Bare => Filter::Bare,
             _ => Filter::Direct,
         }
     }
