@@ -29,7 +29,7 @@ Neighbours = int | Literal["all", "max"]
 
 CURVE_NEIGHBOURS = 100
 """Neighbours up to which the curves go."""
-PAIRS_AT_MOST = 200_000
+PAIRS_AT_MOST = 100_000
 """Pairs of either kind that are measured; of more, so many are drawn."""
 
 # Up to here the neighbours themselves cost less than the rank of every relevant reference.
@@ -37,6 +37,8 @@ _FEW_NEIGHBOURS = 128
 # Votes by name, each followed by _at_<k>, and the temperature of their weights.
 _VOTES = {"knn_accuracy": None, "knn_softmax_accuracy": 0.07}
 _SEED = 0
+# Sums of a few values up to here are finite.
+_LARGEST_DRAWN = 1e300
 _EXACT_INTEGER = 2**53
 
 
@@ -181,8 +183,10 @@ class _Vote:
         weights = None
         if self.temperature is not None:
             # Nearest first, whichever way the values run; only how far they are behind the nearest counts.
-            behind = np.abs(values.astype(np.float64) - values[:, :1].astype(np.float64))
-            weights = np.exp(-behind / self.temperature)
+            wide = values.astype(np.float64)
+            with np.errstate(invalid="ignore", over="ignore"):
+                behind = np.where(wide == wide[:, :1], 0.0, np.abs(wide - wide[:, :1]))  # infinite ones are equal
+                weights = np.exp(-behind / self.temperature)
         columns = np.empty(len(classes), np.int64)
         step = max(1, BLOCK_ELEMENTS // classes.shape[1])
         for start in range(0, len(classes), step):
@@ -437,7 +441,7 @@ class PairSample:
     """Distances of pairs of a query and a reference of one kind."""
 
     values: Floats
-    """Those that float64 holds, at most ``(measured,)``."""
+    """Those below 1e300, at most ``(measured,)``."""
     total: int
     """Pairs of this kind that there are."""
     measured: int
@@ -476,7 +480,7 @@ def pair_sample(task: Task, *, same_class: bool) -> PairSample:
     else:
         place = place + np.where(place >= begin[query], length[query], 0)
     values = _distances(task, query, groups.rows[place])
-    return PairSample(values[np.isfinite(values)], total, len(values))
+    return PairSample(values[np.abs(values) < _LARGEST_DRAWN], total, len(values))
 
 
 def _distances(task: Task, query_rows: Ints, reference_rows: Ints) -> Floats:
