@@ -7,10 +7,11 @@ Run from the project's root with ``python -m docs.recipes.digits`` (or ``make de
                         +-- CustomKNN, backend="torch" ---+-- compare with float64 brute force -- table, exit code
                         +-- faiss IndexFlatL2 ------------+
                         +-- RustKNN's neighbours ------------ build/demo/neighbours.png
+                        +-- exactknn evaluate --------------- retrieval metrics, build/demo/report.html
 
 Pixels are whole numbers from 0 to 16, so equal distances are common: the tie rule decides which row comes first.
 
-The exit code is 1 when a neighbour or a distance of `RustKNN` differs from brute force.
+The exit code is 1 when a neighbour or a distance of `RustKNN` differs from brute force, or the evaluation fails.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ import torch
 from sklearn.datasets import load_digits
 
 import exactknn
+from exactknn import cli
 from exactknn.distances import LpDistance
 from exactknn.evaluation import CustomKNN, RustKNN
 
@@ -41,7 +43,8 @@ Found = tuple[Distances, Indices]
 
 NEIGHBOURS = 5
 RUNS = 9
-PICTURE = Path("build/demo/neighbours.png")
+FOLDER = Path("build/demo")
+PICTURE = FOLDER / "neighbours.png"
 
 
 def brute_force(rows: npt.NDArray[np.float32], k: int) -> Found:
@@ -157,8 +160,19 @@ def draw(path: Path, images: npt.NDArray[np.float64], labels: Indices, found: Fo
     plt.close(figure)
 
 
+def evaluate(rows: npt.NDArray[np.float32], labels: Indices) -> bool:
+    """Score the pixels as embeddings of the digits, as a user does who has files of them; whether that was done."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    np.save(FOLDER / "digits.npy", rows)
+    np.save(FOLDER / "labels.npy", labels)
+    files = {"--embeddings": "digits.npy", "--labels": "labels.npy", "--report": "report.html"}
+    arguments = [word for option, name in files.items() for word in (option, str(FOLDER / name))]
+    print(f"\n$ exactknn evaluate {' '.join(arguments)}")
+    return cli.main(["evaluate", *arguments]) == 0
+
+
 def main() -> int:
-    """Search, compare, print, draw; 0 when `RustKNN` agrees with brute force everywhere, else 1."""
+    """Search, compare, print, draw, evaluate; 0 when `RustKNN` agrees with brute force everywhere, else 1."""
     digits = load_digits()
     rows = np.ascontiguousarray(digits.data, dtype=np.float32)
     labels = digits.target.astype(np.int64)
@@ -206,7 +220,7 @@ def main() -> int:
     queries = choose_queries(labels, found[1], found[0])
     draw(PICTURE, digits.images, labels, found, queries)
     print(f"Picture of {len(queries)} queries beside their neighbours: {PICTURE}")
-    return 0 if exact else 1
+    return 0 if evaluate(rows, labels) and exact else 1
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """Retrieval evaluation of whole arrays: what ``exactknn evaluate`` computes. NumPy and the core only.
 
     embeddings, labels --Task.of--> Task: rows, and the class of each as a number
-    Task, metrics, k ------------> plan: how many neighbours each metric looks at
-        few    --_neighbour_blocks--> neighbours --relevance--> Hits --+-> one value per query and metric
-        many   --blocks_of_ranks----> the core's ranks ------> Hits --+-> counts by rank, for curves
-                               neighbours --classes--> votes, nearest class = Evaluation
+    Task, metrics, k --> how many neighbours each metric looks at
+        few, or most of them relevant --_neighbour_blocks--> neighbours --> Hits --+--> one value per query and metric
+        else --------------------------blocks_of_ranks-----> ranks ------> Hits --+--> counts by rank, for curves
+        neighbours --> classes ------------------------------------------------------> votes, nearest class
     Task --pair_sample--> distances of same-class and of other-class pairs
 
 The queries pass in blocks, so memory grows neither with queries x references nor with queries x neighbours.
@@ -32,8 +32,10 @@ CURVE_NEIGHBOURS = 100
 PAIRS_AT_MOST = 100_000
 """Pairs of either kind that are measured; of more, so many are drawn."""
 
-# Up to here the neighbours themselves cost less than the rank of every relevant reference.
+# The neighbours themselves cost less than the ranks of the relevant references where so few are wanted, or where more
+# than one reference in so many is relevant.
 _FEW_NEIGHBOURS = 128
+_DENSE = 20
 # Votes by name, each followed by _at_<k>, and the temperature of their weights.
 _VOTES = {"knn_accuracy": None, "knn_softmax_accuracy": 0.07}
 _SEED = 0
@@ -326,9 +328,10 @@ class _Gathering:
 
 def _search(gathering: _Gathering, groups: Groups, num_threads: int | None, progress: Report | None) -> None:
     task, counts = gathering.task, gathering.relevant_counts
-    by_rank = gathering.depth > _FEW_NEIGHBOURS
+    dense = int(counts.sum()) * _DENSE > len(counts) * task.candidates
+    by_rank = gathering.depth > _FEW_NEIGHBOURS and not dense
     columns = gathering.classes_wanted if by_rank else max(gathering.depth, gathering.classes_wanted)
-    stages = _Stages(progress, by_rank + (columns > 0))
+    stages = _Stages(progress, number=int(by_rank) + int(columns > 0))
     if by_rank:
         for start, stop in _retrieval.blocks_of_ranks(counts):
             offsets, ranks = _retrieval.ranks_of(
@@ -358,7 +361,7 @@ def _neighbour_blocks(
 ) -> Iterator[tuple[int, int, _Neighbours]]:
     """The ``k`` nearest references of the queries from ``start`` to ``stop``, at least one."""
     n = len(task.query_class)
-    step = max(1, 4 * BLOCK_ELEMENTS // k)
+    step = max(1, BLOCK_ELEMENTS // k)
     if n <= step:
         values, indices = _knn(task, slice(None), k, task.excludes_self, num_threads, stages.part(0, n, n))
         yield 0, n, _Neighbours(values, task.reference_class[indices])

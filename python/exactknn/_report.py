@@ -48,7 +48,7 @@ def as_table(task: Task, evaluation: Evaluation) -> str:
             for name, values in evaluation.values.items()
         ),
     ]
-    return "\n".join([*lines, *(["", _LONE] if lone else [])])
+    return "\n".join([*lines, "", _LONE])
 
 
 def as_json(task: Task, evaluation: Evaluation) -> str:
@@ -321,7 +321,7 @@ def _pairs_section(task: Task) -> str:
     kinds = [("same-class pairs", same, "one"), ("other-class pairs", other, "two")]
     drawn = [(name, sample, style) for name, sample, style in kinds if len(sample.values)]
     if not drawn:
-        return _section(title, "<p>Nothing to draw: there are no pairs of a query and a reference to measure.</p>")
+        return _section(title, "<p>Nothing to draw: there are no pairs, or none with a value below 1e300.</p>")
     larger = task.distance == "inner_product"
     words = [
         f'<p><span class="key {style}"></span>{name.capitalize()}: {_pairs_words(sample)}</p>'
