@@ -85,11 +85,11 @@ They are compared exactly.
 
 _EVALUATE_EPILOG = """\
 metrics (of one query; the value is the mean over queries that have a reference of their class):
-  precision_at_1                 whether the nearest reference is of the query's class
-  r_precision                    share of its class among the first R, R being how many references its class has
-  mean_average_precision_at_r    the same, earlier ranks counted more
   mean_average_precision         mean of the precisions at the ranks of all references of its class
+  mean_average_precision_at_r    the same, only among the first R, R being how many references its class has
   mean_reciprocal_rank           1 / rank of the nearest reference of its class
+  precision_at_1                 whether the nearest reference is of its class
+  r_precision                    share of its class among the first R
   precision_at_<k>               share of its class among the first k
   recall_at_<k>, hit_rate_at_<k> whether any of the first k is of its class
   found_fraction_at_<k>          share of the references of its class that are among the first k
@@ -597,7 +597,7 @@ def _warn_of_gaps(arguments: argparse.Namespace, scores: Evaluation) -> None:
     elif scores.cut_short:
         _complain(
             f"warning: -k {arguments.k} is below the largest number of references of a class, "
-            f"{scores.relevant_counts.max()}: {' and '.join(scores.cut_short)} looks at {scores.k} neighbours only; "
+            f"{scores.relevant_counts.max()}, and cuts {' and '.join(scores.cut_short)} short; "
             "-k max looks at as many as are needed"
         )
 

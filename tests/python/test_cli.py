@@ -496,6 +496,7 @@ def test_help_shows_an_example_of_each_command(tmp_path):
     for command, example in (
         ((), "exactknn search --query queries.fbin --reference base.fbin -k 100 --output neighbours.npz"),
         (("search",), "exactknn search --query embeddings.npy -k 10 --metric cosine --output neighbours.npz"),
+        (("evaluate",), "exactknn evaluate --embeddings val.npy --labels val_labels.npy --report report.html"),
         (("info",), "EXACTKNN_SIMD=avx2 exactknn info --json"),
     ):
         done = run(tmp_path, *command, "--help")

@@ -180,6 +180,21 @@ def test_values_are_those_of_the_definitions_on_every_path(monkeypatch, path, wi
     np.testing.assert_allclose(np.cumsum(evaluation.details.relevant_at) / counted / curve, precision, rtol=1e-12)
 
 
+@pytest.mark.parametrize("k", ["all", "max", 4])
+def test_values_are_those_of_the_calculator(k):
+    from exactknn.evaluation import AccuracyCalculator
+
+    random = np.random.default_rng(11)
+    query, reference = random.normal(size=(90, 4)).astype(np.float32), random.normal(size=(400, 4)).astype(np.float32)
+    labels, reference_labels = random.integers(0, 9, size=90), random.integers(1, 9, size=400)
+    names = [*BUILT_IN, *OTHERS]
+    evaluation = _evaluate.evaluate(task_of(query, labels, reference, reference_labels), names, k)
+    calculator = AccuracyCalculator(include=tuple(names), k={"all": None, "max": "max_bin_count"}.get(k, k))
+    means = {name: _retrieval.mean_of(values) for name, values in evaluation.values.items()}
+    expected = calculator.get_accuracy(query, labels, reference, reference_labels)
+    assert {name: pytest.approx(value, rel=1e-12) for name, value in means.items()} == expected
+
+
 @pytest.mark.parametrize("distance", ["cosine", "inner_product", "cityblock", "chebyshev", "minkowski", "euclidean"])
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_ranks_and_neighbours_agree_in_every_distance(monkeypatch, distance, dtype):
@@ -466,8 +481,8 @@ def test_whole_numbers_in_text_are_in_the_order_of_numbers(example, capsys):
 def test_a_small_k_is_warned_of(example, capsys):
     assert evaluate(*FILES, "-k", 1) == 0
     assert capsys.readouterr().err == (
-        "exactknn: warning: -k 1 is below the largest number of references of a class, 2: mean_average_precision_at_r "
-        "and r_precision looks at 1 neighbours only; -k max looks at as many as are needed\n"
+        "exactknn: warning: -k 1 is below the largest number of references of a class, 2, and cuts "
+        "mean_average_precision_at_r and r_precision short; -k max looks at as many as are needed\n"
     )
     assert evaluate(*FILES, "-k", 1, "--metrics", "precision_at_1") == 0
     assert evaluate(*FILES, "-k", "max") == 0
