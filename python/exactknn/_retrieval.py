@@ -2,7 +2,7 @@
 
     query and reference labels ──relevant_groups──> Groups: the references that are relevant to each query
     a backend's neighbours, relevant or not ──Hits.from_relevance──┐
-    rows and Groups, without neighbours ──────Hits.from_groups─────┴──> Hits ──METRICS──> one value per query
+    ranks from the core, without neighbours ─────────────Hits─────┴──> Hits ──METRICS──> one value per query
     one value per query ──mean_of, class_means──> what is reported
 
 With relevance yes or no, a ranked list is known by the ranks of its relevant rows: every metric here is a function of
@@ -76,7 +76,7 @@ class Hits:
 
     def sums(self, values: npt.NDArray[Any]) -> Floats:
         """Sum over the ranks of each query, in their order, ``(n,)``."""
-        return np.bincount(self.queries, weights=values, minlength=len(self.relevant_counts))
+        return np.bincount(self.queries, weights=values, minlength=len(self.relevant_counts)).astype(np.float64)
 
     @property
     def precisions(self) -> Floats:
@@ -223,7 +223,8 @@ def vote(classes: Ints, weights: Floats | None = None) -> Ints:
     rows, columns = np.nonzero(starts)
     totals = np.full((n, k), -np.inf)
     totals[rows, order[rows, columns]] = votes
-    return totals.argmax(axis=1)
+    winner: Ints = totals.argmax(axis=1)
+    return winner
 
 
 # --- relevance -----------------------------------------------------------------------------------------------------
@@ -246,35 +247,42 @@ class Groups:
         offsets = np.searchsorted(reference_codes[rows], np.arange(groups + 1))
         return cls(query_codes, offsets.astype(np.int64), rows.astype(np.int64))
 
-    @property
-    def counts(self) -> Ints:
-        """Reference rows of each query's group, its own included, ``(n,)``."""
-        return np.diff(self.offsets)[self.query_group]
+    @classmethod
+    def of_pairs(cls, queries: Ints, rows: Ints, n: int) -> Groups:
+        """Each of ``n`` queries has a group of its own. Pairs of query and reference row, ascending by query."""
+        offsets = np.searchsorted(queries, np.arange(n + 1))
+        return cls(np.arange(n, dtype=np.int64), offsets.astype(np.int64), rows.astype(np.int64))
 
     def part(self, start: int, stop: int) -> Groups:
         """The same references for the queries from ``start`` to ``stop``."""
         return Groups(self.query_group[start:stop], self.offsets, self.rows)
 
 
-def hits_of_groups(
-    query: Any,
-    reference: Any,
+def ranks_of(
+    query: npt.NDArray[Any],
+    reference: npt.NDArray[Any],
     metric: str,
     groups: Groups,
-    relevant_counts: Ints,
     *,
     exclude_self: bool,
-    first_row: int = 0,
-    bfloat16: bool = False,
-    num_threads: int | None = None,
-    p: float | None = None,
-    progress: Any = None,
-) -> Hits:
-    """Rank the relevant references among all, without the list of neighbours.
+    first_row: int,
+    **options: Any,
+) -> tuple[Ints, Ints]:
+    """Ranks of each query's relevant references among all references, counted without a list of neighbours.
 
-    The arguments are those of `exactknn._core.ranks`; ``first_row`` is the reference row of the first query.
+    Args:
+        query: ``(n, d)``, rows ready for the core.
+        reference: ``(m, d)``, the same.
+        metric: the core's name for it.
+        groups: of the ``n`` queries.
+        exclude_self: query ``i`` is reference row ``first_row + i``, and left out.
+        first_row: see ``exclude_self``.
+        options: ``bfloat16``, ``num_threads``, ``progress`` and ``p`` of the core.
+
+    Returns:
+        ``(offsets, ranks)`` of `Hits`.
     """
-    offsets, ranks = _core.ranks(
+    return _core.ranks(
         query,
         reference,
         metric,
@@ -282,13 +290,9 @@ def hits_of_groups(
         group_offsets=groups.offsets,
         group_rows=groups.rows,
         exclude_self=exclude_self,
-        first_row=first_row,
-        bfloat16=bfloat16,
-        num_threads=num_threads,
-        progress=progress,
-        p=p,
+        first_row=first_row if exclude_self else 0,
+        **options,
     )
-    return Hits(ranks, offsets, relevant_counts, len(reference) - exclude_self)
 
 
 def blocks_of_ranks(relevant_counts: Ints) -> Iterator[tuple[int, int]]:

@@ -15,9 +15,23 @@ except ModuleNotFoundError as error:
         "exactknn.evaluation needs PyTorch, which is not installed: pip install 'exactknn[torch]'", name="torch"
     ) from error
 
+from exactknn.evaluation.accuracy import AccuracyCalculator
 from exactknn.evaluation.knn import CustomKNN, RustKNN
+from exactknn.evaluation.metrics import (
+    RetrievalInputs,
+    RetrievalMetric,
+    knn_vote_metric,
+    ndcg_metric,
+    precision_at_k,
+)
 
 __all__ = [
+    "AccuracyCalculator",
     "CustomKNN",
+    "RetrievalInputs",
+    "RetrievalMetric",
     "RustKNN",
+    "knn_vote_metric",
+    "ndcg_metric",
+    "precision_at_k",
 ]
