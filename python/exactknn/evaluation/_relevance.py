@@ -26,6 +26,7 @@ class QueryClasses:
 
     def __init__(self, query_labels: Tensor) -> None:
         dim = None if query_labels.ndim == 1 else 0  # much faster without
+        self.labels: Tensor
         self.labels, codes = torch.unique(query_labels, dim=dim, return_inverse=True)
         self.codes: Ints = codes.cpu().numpy()
 

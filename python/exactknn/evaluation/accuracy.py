@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from exactknn import _arrays, _retrieval
-from exactknn._retrieval import BUILT_IN, Floats, Hits, Metric
+from exactknn._retrieval import BUILT_IN, Floats, Hits, Ints, Metric
 from exactknn.distances import LpDistance
 from exactknn.evaluation import knn as _knn
 from exactknn.evaluation._relevance import Codes, Compared, QueryClasses, Relevance
@@ -340,9 +340,9 @@ class AccuracyCalculator:
         counted = torch.as_tensor(kwargs["not_lone_query_mask"]).cpu().numpy()
         relevance = self.label_comparison_fn(query_labels.unsqueeze(1), knn_labels).cpu().numpy()
         own = self.label_comparison_fn(labels, labels) if included else torch.zeros(len(labels))
-        codes = _codes_among(query_labels, labels)
-        relevant_counts = (counts.cpu().long() - own.cpu().long()).numpy()[codes]
-        relevant_counts = np.where(counted, relevant_counts, 0)
+        codes = codes_among(query_labels, labels)
+        counted = counted & (codes >= 0)
+        relevant_counts = np.where(counted, (counts.cpu().long() - own.cpu().long()).numpy()[codes], 0)
         ranked = _retrieval.metric_named(name)
         if ranked is not None:
             values = ranked.values(Hits.from_relevance(relevance, relevant_counts))
@@ -642,12 +642,13 @@ def _blocks_of(relevance: Relevance, indices: Tensor) -> Iterator[tuple[int, int
         yield start, stop, Hits.from_relevance(found, relevance.relevant_counts[start:stop])
 
 
-def _codes_among(labels: Tensor, known: Tensor) -> Any:
-    """Place of each label in ``known``, which holds it."""
+def codes_among(labels: Tensor, known: Tensor) -> Ints:
+    """Place of each label in ``known``, -1 where it is not there, ``(n,)``."""
     distinct, inverse = torch.unique(torch.cat([known.to(labels.dtype), labels]), dim=0, return_inverse=True)
-    place = torch.empty(len(distinct), dtype=torch.long, device=inverse.device)
+    place = torch.full((len(distinct),), -1, device=inverse.device)
     place[inverse[: len(known)]] = torch.arange(len(known), device=inverse.device)
-    return place[inverse[len(known) :]].cpu().numpy()
+    codes: Ints = place[inverse[len(known) :]].cpu().numpy()
+    return codes
 
 
 def _flat_codes(labels: Any) -> Any:
