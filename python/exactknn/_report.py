@@ -40,7 +40,7 @@ def as_table(task: Task, evaluation: Evaluation) -> str:
     counted, lone = _counted_and_lone(evaluation)
     width = max(map(len, evaluation.values))
     lines = [
-        f"{_subject(task)}; {_distance_name(task)}, {evaluation.k:,} neighbours",
+        f"{_subject(task)}; {_distance_name(task)}, {_count(evaluation.k, 'neighbour', 'neighbours')}",
         "",
         f"{'metric':<{width}}  {'value':>7}  {'queries':>9}  {'lone':>9}",
         *(
@@ -92,7 +92,7 @@ def _counted_and_lone(evaluation: Evaluation) -> tuple[int, int]:
 def _subject(task: Task) -> str:
     queries = f"{_count(len(task.query_class), 'query', 'queries')} of {_classes(len(np.unique(task.query_class)))}"
     if task.excludes_self:
-        return f"{queries}, each against the {task.candidates:,} others"
+        return f"{queries}, each against {_count(task.candidates, 'other', 'others')}"
     return f"{queries} against {_count(len(task.reference), 'reference', 'references')}"
 
 
@@ -156,23 +156,26 @@ main { max-width: 60rem; margin: 0 auto; padding: 2.5rem 1.25rem 3rem; }
 h1 { font-size: 1.75rem; line-height: 1.2; margin: 0 0 .5rem; letter-spacing: -.01em; }
 h2 { font-size: 1.2rem; line-height: 1.3; margin: 0 0 .35rem; }
 section { margin-top: 2.75rem; }
-p { margin: 0 0 .9rem; max-width: 44rem; }
+p { margin: 0 0 .9rem; max-width: 44rem; text-wrap: pretty; }
 .soft, figcaption, footer { color: var(--soft); }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; margin: 1rem 0 0; font-size: .9rem; }
 dt { color: var(--soft); }
 dd { margin: 0; overflow-wrap: anywhere; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: .92rem; font-variant-numeric: tabular-nums; }
-caption { text-align: left; color: var(--soft); padding-bottom: .3rem; }
-th, td { text-align: left; vertical-align: baseline; padding: .4rem 1rem .4rem 0; border-bottom: 1px solid var(--line);
-  overflow-wrap: anywhere; }
+th, td { text-align: left; vertical-align: baseline; padding: .4rem 1rem .4rem 0;
+  border-bottom: 1px solid var(--line); }
 th { font-weight: 600; }
-thead th { color: var(--soft); font-weight: 500; overflow-wrap: normal; }
+thead th { color: var(--soft); font-weight: 500; }
+th small { display: block; max-width: 38rem; font-size: .92em; font-weight: 400; color: var(--soft);
+  text-wrap: pretty; }
+bdi { overflow-wrap: anywhere; }
 th:last-child, td:last-child { padding-right: 0; }
 .number { text-align: right; white-space: nowrap; }
-td.words { color: var(--soft); min-width: 15rem; }
-.bar { display: block; width: 6rem; height: .4rem; margin-top: .2rem; background: var(--track); border-radius: .2rem; }
-.bar i { display: block; height: 100%; background: var(--blue); border-radius: .2rem; }
+.name { min-width: 6rem; }
+.bar { display: inline-block; width: 6rem; height: .5rem; margin-left: .7rem; background: var(--track);
+  border-radius: .25rem; overflow: hidden; }
+.bar i { display: block; height: 100%; background: var(--blue); }
 .bar, .bar i { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
 .pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 22rem), 1fr)); gap: 1.5rem 2rem; }
 .values { margin-top: 1.25rem; }
@@ -191,9 +194,9 @@ svg .dot { fill: var(--blue); }
   vertical-align: middle; }
 .key.two { border-top: 2px dashed var(--orange); }
 footer { margin-top: 3rem; padding-top: .8rem; border-top: 1px solid var(--line); font-size: .88rem; }
-@media (max-width: 34rem) { main { padding-top: 1.5rem; } h1 { font-size: 1.45rem; } .bar { width: 4rem; } }
-@media print { main { padding: 0; max-width: none; } section, figure, tr { break-inside: avoid; }
-  body { font-size: 11pt; } }
+@media (max-width: 34rem) { main { padding-top: 1.5rem; } h1 { font-size: 1.45rem; } .bar { display: none; } }
+@media print { main { padding: 0; max-width: none; } figure, tr, .pair { break-inside: avoid; }
+  p { break-inside: avoid; } h2, h2 + p, thead { break-after: avoid; } body { font-size: 11pt; } }
 """
 
 
@@ -244,15 +247,21 @@ def _metrics_section(evaluation: Evaluation) -> str:
     rows = []
     for name, values in evaluation.values.items():
         mean = _retrieval.mean_of(values)
-        rows.append([f"<code>{name}</code>", _value(mean) + _bar(mean), f"{counted:,}", _what_it_shows(name)])
+        shows = f"{_metric_name(name)}<small>{_what_it_shows(name)}</small>"
+        rows.append([shows, _value(mean) + _bar(mean), f"{counted:,}"])
     left_out = (
         f"{_count(lone, 'query is', 'queries are')} lone: without a reference of their class, so that nothing could be "
         "found for them. They are left out of every metric."
         if lone
         else "No query is lone: each has a reference of its class."
     )
-    table = _table(["metric", "value", "queries", "what it shows"], rows, numbers={1, 2}, words={3})
+    table = _table("Metrics", ["metric, and what it shows", "value", "queries"], rows, numbers={1, 2})
     return _section("Metrics", f"<p>Each value is a mean over queries, from 0 to 1. {left_out}</p>{table}")
+
+
+def _metric_name(name: str) -> str:
+    """The name, which may be broken behind an underscore."""
+    return f"<code>{name.replace('_', '_<wbr>')}</code>"
 
 
 def _what_it_shows(name: str) -> str:
@@ -276,20 +285,21 @@ def _curves_section(evaluation: Evaluation) -> str:
     figures = (
         _figure(
             _curve("Recall at k", number, [recall], shown),
-            "<b>Recall@k.</b> How often at least one of the first k neighbours is of the same class.",
+            "<b>Recall@k.</b> How often at least one of the first k neighbours is of the same class."
+            + _axis_words([recall]),
         ),
         _figure(
             _curve("Precision at k", number, [precision, best], shown),
             '<b>Precision@k.</b> <span class="key"></span>Share of the first k neighbours that are of the same '
             'class. <span class="key two"></span>The most that is possible: a class with fewer than k references '
-            "cannot fill them.",
+            "cannot fill them." + _axis_words([precision, best]),
         ),
     )
     rows = [
         [name, *(_value(float(curve[k - 1])) for k in shown)]
         for name, curve in (("recall@k", recall), ("precision@k", precision), ("most possible", best))
     ]
-    table = _table(["k", *map(str, shown)], rows, numbers=set(range(1, len(shown) + 1)))
+    table = _table(title, ["k", *map(str, shown)], rows, numbers=set(range(1, len(shown) + 1)))
     return _section(title, f'<div class="pair">{"".join(figures)}</div><div class="values">{table}</div>')
 
 
@@ -307,40 +317,44 @@ def _pairs_section(task: Task) -> str:
     if task.distance == "inner_product":
         title = "Similarities within and between classes"
     same, other = pair_sample(task, same_class=True), pair_sample(task, same_class=False)
-    kinds = [("same class", same, "one"), ("other class", other, "two")]
+    kinds = [("same-class pairs", same, "one"), ("other-class pairs", other, "two")]
     drawn = [(name, sample, style) for name, sample, style in kinds if len(sample.values)]
     if not drawn:
         return _section(title, "<p>Nothing to draw: there are no pairs of a query and a reference to measure.</p>")
     larger = task.distance == "inner_product"
     words = [
-        f'<p><span class="key {style}"></span>{name[0].upper()}{name[1:]}: {_pairs_words(sample)}</p>'
+        f'<p><span class="key {style}"></span>{name.capitalize()}: {_pairs_words(sample)}</p>'
         for name, sample, style in kinds
     ]
     if len(drawn) == 2:
         middle = float(np.median(same.values))
         nearer = float(np.mean(other.values > middle if larger else other.values < middle))
         words.append(
-            f"<p>{nearer:.2%} of the other-class pairs are nearer than the middle same-class pair. The less the two "
+            f"<p>{nearer:.2%} of the other-class pairs are nearer than the median same-class pair. The less the two "
             "shapes overlap, the better one threshold can tell whether two rows belong together.</p>"
         )
     axis = f"{_DISTANCE_WORDS[task.distance]}; {'larger' if larger else 'smaller'} is nearer"
+    low, high = _span([sample.values for _, sample, _ in drawn])
+    beyond = [float(np.mean((sample.values < low) | (sample.values > high))) for _, sample, _ in drawn]
+    outside = ", ".join(f"{share:.1%} of {name}" for (name, _, _), share in zip(drawn, beyond, strict=True) if share)
     figure = _figure(
-        _histogram(title, axis, drawn),
-        "Share of the pairs of each kind by their value. What lies beyond the axis is counted at its ends.",
+        _histogram(title, axis, drawn, low, high),
+        f"Share of the pairs of each kind by their value.{f' Beyond the axis: {outside}.' if outside else ''}",
     )
     return _section(title, f'<div class="pair">{figure}<div>{"".join(words)}</div></div>')
 
 
 def _pairs_words(sample: PairSample) -> str:
     if not sample.total:
-        return "there is no such pair."
+        return "there are none."
     if not len(sample.values):
-        return f"{_count(sample.total, 'pair', 'pairs')}, none with a value that float64 holds."
-    taken = f"{sample.measured:,} drawn of {sample.total:,} pairs" if sample.drawn else f"all {sample.total:,} pairs"
-    return f"{taken}, the middle one at {np.median(sample.values):.4g}."
+        return f"{sample.total:,}, none with a value that float64 holds."
+    taken = f"{sample.measured:,} drawn of {sample.total:,}" if sample.drawn else f"all {sample.total:,}"
+    return f"{taken}; median {np.median(sample.values):.4g}."
 
 
 def _worst_section(task: Task, evaluation: Evaluation, confused: Sequence[Confusion]) -> str:
+    title = "Worst classes"
     name, values = next(iter(evaluation.values.items()))
     queries = np.bincount(task.query_class, minlength=len(task.classes))
     means = _retrieval.class_means(values, task.query_class, len(task.classes))
@@ -360,13 +374,18 @@ def _worst_section(task: Task, evaluation: Evaluation, confused: Sequence[Confus
         )
         rows.append([_label(task, code), f"{queries[code]:,}", _value(means[code]) + _bar(means[code]), mistaken])
     if not rows:
-        return _section("Worst classes", "<p>Nothing to show: every query is lone.</p>")
-    words = (
-        f"The {_classes(len(rows))} with the lowest <code>{name}</code>, of {len(scored):,}. The last column is the "
-        "class that a wrong nearest reference belongs to most often, and for which share of the queries."
+        return _section(title, "<p>Nothing to show: every query is lone.</p>")
+    which = (
+        f"The lowest {len(rows)} of {_classes(len(scored))}"
+        if len(rows) < len(scored)
+        else f"All {_classes(len(rows))}"
     )
-    table = _table(["class", "queries", name, "nearest instead"], rows, numbers={1, 2})
-    return _section("Worst classes", f"<p>{words}</p>{table}")
+    words = (
+        f"{which} by {_metric_name(name)}, lowest first. The last column is the class that a wrong nearest "
+        "reference belongs to most often, and for which share of the queries."
+    )
+    table = _table(title, ["class", "queries", _metric_name(name), "nearest instead"], rows, numbers={1, 2})
+    return _section(title, f"<p>{words}</p>{table}")
 
 
 def _confusions_section(task: Task, confused: Sequence[Confusion]) -> str:
@@ -385,7 +404,7 @@ def _confusions_section(task: Task, confused: Sequence[Confusion]) -> str:
     ]
     words = "Queries whose nearest reference is of another class, by these two classes, most frequent first."
     heads = ["class of the query", "class of the nearest", "queries", "share of the class"]
-    return _section(title, f"<p>{words}</p>{_table(heads, rows, numbers={2, 3})}")
+    return _section(title, f"<p>{words}</p>{_table(title, heads, rows, numbers={2, 3})}")
 
 
 # --- pieces of HTML ------------------------------------------------------------------------------------------------
@@ -422,23 +441,24 @@ def _section(title: str, content: str) -> str:
 
 
 def _table(
+    title: str,
     head: Sequence[str],
     rows: Sequence[Sequence[str]],
-    numbers: Set[int] = frozenset(),
-    words: Set[int] = frozenset(),
+    numbers: Set[int],
 ) -> str:
     """A table of HTML cells; the first of each row is its header."""
 
     def kind(column: int) -> str:
-        return ' class="number"' if column in numbers else ' class="words"' if column in words else ""
+        return f' class="{"number" if column in numbers else "name"}"'
 
     heads = "".join(f'<th scope="col"{kind(column)}>{text}</th>' for column, text in enumerate(head))
     lines = []
     for first, *others in rows:
         cells = "".join(f"<td{kind(column)}>{text}</td>" for column, text in enumerate(others, start=1))
-        lines.append(f'<tr><th scope="row">{first}</th>{cells}</tr>')
+        lines.append(f'<tr><th scope="row" class="name">{first}</th>{cells}</tr>')
     body = "\n".join(lines)
-    return f'<div class="scroll"><table>\n<thead><tr>{heads}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table></div>'
+    table = f'<table aria-label="{title}">\n<thead><tr>{heads}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>'
+    return f'<div class="scroll">{table}</div>'
 
 
 def _figure(svg: str, caption: str) -> str:
@@ -482,7 +502,7 @@ def _svg(
 
 def _curve(title: str, number: Ints, curves: Sequence[Floats], shown: Sequence[int]) -> str:
     """Curves over k on a logarithmic axis; the first has dots with their values."""
-    low, high = _limits(min(float(curve.min()) for curve in curves), max(float(curve.max()) for curve in curves))
+    low, high = _limits(curves)
     along = np.log(number) / max(math.log(len(number)), 1e-9)
 
     def height(value: float) -> float:
@@ -510,22 +530,34 @@ def _curve(title: str, number: Ints, curves: Sequence[Floats], shown: Sequence[i
     )
 
 
-def _limits(lowest: float, highest: float) -> tuple[float, float]:
-    """The smallest of a few ranges within 0 to 1 that holds both."""
+def _axis_words(curves: Sequence[Floats]) -> str:
+    low, _ = _limits(curves)
+    return f" The axis begins at {low:g}." if low else ""
+
+
+def _limits(curves: Sequence[Floats]) -> tuple[float, float]:
+    """The smallest of a few ranges within 0 to 1 that holds all values."""
+    lowest, highest = (min(float(curve.min()) for curve in curves), max(float(curve.max()) for curve in curves))
     for low in (0.98, 0.95, 0.9, 0.8, 0.5):
         if lowest >= low:
             return low, 1.0
     return 0.0, next(high for high in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0) if highest <= high)
 
 
-def _histogram(title: str, axis: str, kinds: Sequence[tuple[str, PairSample, str]]) -> str:
-    # A few far values would squeeze all the others into one bar.
-    low = min(float(np.quantile(sample.values, 0.001)) for _, sample, _ in kinds)
-    high = max(float(np.quantile(sample.values, 0.999)) for _, sample, _ in kinds)
-    if not low < high:
-        low, high = low - 0.5, high + 0.5
+def _span(kinds: Sequence[Floats]) -> tuple[float, float]:
+    """From where to where the axis goes: a few far values would squeeze all the others into one bar."""
+    ends = []
+    for values in kinds:
+        least, first, third, most = np.quantile(values, [0.0, 0.25, 0.75, 1.0])
+        reach = 4 * (third - first)
+        ends.append((max(least, first - reach), min(most, third + reach)))
+    low, high = float(min(end[0] for end in ends)), float(max(end[1] for end in ends))
+    return (low, high) if low < high else (low - 0.5, high + 0.5)
+
+
+def _histogram(title: str, axis: str, kinds: Sequence[tuple[str, PairSample, str]], low: float, high: float) -> str:
     edges = np.linspace(low, high, _BINS + 1)
-    shares = [np.histogram(np.clip(sample.values, low, high), edges)[0] / len(sample.values) for _, sample, _ in kinds]
+    shares = [np.histogram(sample.values, edges)[0] / len(sample.values) for _, sample, _ in kinds]
     top = max(float(share.max()) for share in shares)
     parts = []
     for (_, _, style), share in reversed(list(zip(kinds, shares, strict=True))):
@@ -538,7 +570,7 @@ def _histogram(title: str, axis: str, kinds: Sequence[tuple[str, PairSample, str
     medians = ", ".join(f"{name} {np.median(sample.values):.4g}" for name, sample, _ in kinds)
     return _svg(
         title,
-        f"Two histograms of pairs of a query and a reference. Middle values: {medians}.",
+        f"Two histograms of pairs of a query and a reference. Medians: {medians}.",
         axis,
         {f"{tick:g}": (tick - low) / (high - low) for tick in _round_numbers(low, high, 5)},
         {f"{tick:.3%}".rstrip("0%").rstrip(".") + "%": tick / top for tick in _round_numbers(0.0, top, 4)},
