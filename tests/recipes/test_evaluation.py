@@ -241,6 +241,25 @@ def test_splits_of_two_precisions_are_searched_in_the_wider(precision: AccuracyC
     assert recipe.split_accuracy(precision, query, [TRAIN], True) == {"precision_at_1": 1 / 4}
 
 
+def test_a_large_gallery_may_have_classes_that_no_query_has(calculator: AccuracyCalculator) -> None:
+    query = (column(0, 1_000), torch.tensor([5, 7]))
+    # Relevant to the first query: every tenth row of 300; to the second: the 300 last rows of 600, from the end on.
+    gallery = (
+        torch.arange(1.0, 601.0, dtype=torch.float64).unsqueeze(1),
+        torch.tensor([5 if row % 10 == 0 else 2 if row % 2 else 9 for row in range(1, 301)] + [7] * 300),
+    )
+    found = recipe.split_accuracy(calculator, query, [gallery], query_in_reference=False)
+    assert found == exactly(
+        {
+            "mean_average_precision": (1 / 10 + 1) / 2,
+            "mean_average_precision_at_r": (3 / 10 / 30 + 1) / 2,
+            "mean_reciprocal_rank": (1 / 10 + 1) / 2,
+            "precision_at_1": 1 / 2,
+            "r_precision": (3 / 30 + 1) / 2,
+        }
+    )
+
+
 def test_nothing_to_search_in_is_refused(precision: AccuracyCalculator) -> None:
     with pytest.raises(ValueError, match="references must hold at least one split"):
         recipe.split_accuracy(precision, VAL, [], query_in_reference=False)
