@@ -56,7 +56,7 @@ def ranks(
     group_offsets: npt.NDArray[np.int64],
     group_rows: npt.NDArray[np.int64],
     exclude_self: bool = False,
-    first_row: int = 0,
+    first_row: int | None = None,
     bfloat16: bool = False,
     num_threads: int | None = None,
     progress: Callable[[float], object] | None = None,
