@@ -240,7 +240,7 @@ def labelled_scores(draw):
     return scores, labels
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(labelled_scores(), st.booleans())
 def test_agrees_with_a_loop_over_all_candidates(pairs, is_inverted):
     scores, labels = pairs
@@ -255,7 +255,7 @@ def test_agrees_with_a_loop_over_all_candidates(pairs, is_inverted):
         assert {type(field) for field in found} == {float}
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(labelled_scores(), st.booleans())
 def test_the_decisions_counted_are_the_decisions_made(pairs, is_inverted):
     scores, labels = pairs
@@ -554,7 +554,7 @@ def error_rate_by_lines(scores, labels, is_inverted):
     raise AssertionError("the last candidate accepts every pair")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(labelled_scores(), st.booleans())
 def test_the_equal_error_rate_is_where_the_lines_cross(pairs, is_inverted):
     rate = equal_error_rate(*pairs, is_inverted=is_inverted)

@@ -136,26 +136,19 @@ def threshold_curve(scores: Any, labels: Any, *, is_inverted: bool) -> Threshold
     ends = np.flatnonzero(np.append(ascending[1:] != ascending[:-1], True))  # the last of each run of equal scores
     distinct = ascending[ends]
 
-    accepted = np.append(0, ends + 1)
-    true_positives = np.append(0, np.searchsorted(np.sort(keys[is_match]), distinct, side="right"))
-    false_positives = accepted - true_positives
-    counts = MatchCounts(
-        *(
-            torch.from_numpy(count.astype(np.float64))
-            for count in (
-                true_positives,
-                false_positives,
-                false_positives[-1] - false_positives,
-                true_positives[-1] - true_positives,
-            )
-        )
-    )
+    fields = np.zeros((4, len(distinct) + 1))
+    tp, fp, tn, fn = fields
+    tp[1:] = np.searchsorted(np.sort(keys[is_match]), distinct, side="right")
+    fp[1:] = ends + 1
+    fp -= tp
+    np.subtract(fp[-1], fp, out=tn)
+    np.subtract(tp[-1], tp, out=fn)
 
     values = as_float64(sign * distinct, dtype)
     adjacent = distinct[1:] == distinct[:-1] + 1
     cuts = np.where(adjacent, values[:-1], _midpoints(values[:-1], values[1:]))
     thresholds = np.concatenate(([-sign * np.inf], cuts, values[-1:]))
-    return ThresholdCurve(torch.from_numpy(thresholds), counts)
+    return ThresholdCurve(torch.from_numpy(thresholds), MatchCounts(*map(torch.from_numpy, fields)))
 
 
 def equal_error_rate(scores: Any, labels: Any, *, is_inverted: bool) -> float:
@@ -181,7 +174,11 @@ def equal_error_rate(scores: Any, labels: Any, *, is_inverted: bool) -> float:
         >>> equal_error_rate([0.9, 0.8, 0.7, 0.1], [True, False, True, False], is_inverted=True)
         0.5
     """
-    counts = threshold_curve(scores, labels, is_inverted=is_inverted).counts
+    return rate_where_equal(threshold_curve(scores, labels, is_inverted=is_inverted).counts)
+
+
+def rate_where_equal(counts: MatchCounts) -> float:
+    """The equal error rate of the counts of ``threshold_curve``."""
     false_matches, false_rejections = counts.false_positives.long(), counts.false_negatives.long()
     non_matches, matches = int(false_matches[-1]), int(false_rejections[0])
     # The difference of the rates, times both numbers of pairs. It falls at each candidate, from above 0 to below.
