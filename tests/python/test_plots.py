@@ -133,6 +133,8 @@ def test_precision_and_recall():
     assert ax.lines[0].get_drawstyle() == "steps-pre"
     assert legend(ax) == ["average precision 0.9167"]
     assert list(ax.lines[1].get_ydata()) == [3 / 5, 3 / 5]
+    worse = drawn(plots.plot_precision_recall(SCORES, LABELS[::-1], is_inverted=True))
+    assert points(worse.lines[0])[:3] == [(0, 0), (0, 0), (1 / 3, 1 / 2)]
 
 
 def test_average_precision_is_that_of_scikit_learn():

@@ -304,6 +304,8 @@ def test_a_nan_is_left_out_and_the_strictest_of_equals_wins():
     assert returns(False, False, True, True) == (2.5, 1.0)
     assert returns(0.1, 0.5, 0.25, 0.0, dtype=torch.float16) == (1.5, 0.5)
     assert returns(0.1, 0.5, 0.25, 0.0, dtype=torch.bfloat16) == (1.5, 0.5)
+    negated = torch.imag(torch.tensor([0j, 1j, -2j, 0j], dtype=torch.complex128).conj())
+    assert select_threshold(scores, labels, lambda counts: negated, is_inverted=False) == (2.5, 2.0)
 
 
 def test_the_metric_is_called_once_with_plain_counts():
