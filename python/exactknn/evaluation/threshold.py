@@ -295,7 +295,8 @@ def checked_pairs(scores: Any, labels: Any) -> tuple[npt.NDArray[Any], str, npt.
     """Check both arguments of ``select_threshold`` and bring them into CPU memory.
 
     Returns:
-        The ``order_keys`` of the scores, the name of the scores' type, and whether each pair is a match.
+        Integers in the order of the scores, from which ``as_float64`` has the scores back; the name of the scores'
+        type; and whether each pair is a match.
     """
     array, dtype = _as_vector(scores, "scores", tuple(_INFINITY_BITS))
     is_match, _ = _as_vector(labels, "labels", ("bool",))
