@@ -245,7 +245,8 @@ class Groups:
         """Equal codes are relevant. Codes of queries are from 0 to ``groups - 1``; a reference may have others."""
         rows = np.argsort(reference_codes, kind="stable")
         offsets = np.searchsorted(reference_codes[rows], np.arange(groups + 1))
-        return cls(query_codes, offsets.astype(np.int64), rows.astype(np.int64))
+        first, last = offsets[0], offsets[-1]  # before and behind are references of no group
+        return cls(query_codes, (offsets - first).astype(np.int64), rows[first:last].astype(np.int64))
 
     @classmethod
     def of_pairs(cls, queries: Ints, rows: Ints, n: int) -> Groups:

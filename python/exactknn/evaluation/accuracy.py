@@ -19,7 +19,7 @@ import importlib.util
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -49,6 +49,8 @@ _NUMBERED_NAMES = (*_retrieval.AT_K_NAMES, *(f"{name}_at_<k>" for name in VOTES)
 
 # A backend of ours hands out this many neighbours of each query at most; beyond, ranks are cheaper and need no matrix.
 _MOST_NEIGHBOURS = 128
+
+_OURS = (CustomKNN, RustKNN)
 
 # Largest difference between a query and its own reference row, relative to the row's largest magnitude.
 _SAME_ROW = 1e-5
@@ -434,6 +436,19 @@ class AccuracyCalculator:
             return run.values()
 
 
+class _Needs(NamedTuple):
+    """How many neighbours an evaluation looks at."""
+
+    resolved: int
+    """For metrics without a number of their own."""
+    for_ranks: int
+    """For the metrics of ranks."""
+    columns: int
+    """To ask the search for."""
+    by_rank: bool
+    """Whether ranks come from a backend of ours, not from those columns."""
+
+
 class _Run:
     """One evaluation: holds its tensors for as long as it lasts."""
 
@@ -462,10 +477,12 @@ class _Run:
                 self.ranked[name] = ranked
             elif custom is not None:
                 self.custom[name] = custom
+        self.methods_search = bool(set(self.methods).intersection(calculator.requires_knn()))
 
     def values(self) -> dict[str, Any]:
+        """What is reported, by name."""
         calculator = self.calculator
-        methods_search = bool(set(self.methods).intersection(calculator.requires_knn()))
+        calculator.per_class_labels = None
         reported: dict[str, Any] = {}
         kwargs: dict[str, Any] = {
             "query": self.query,
@@ -475,88 +492,91 @@ class _Run:
             "ref_includes_query": self.own_included,
             "label_comparison_fn": calculator.label_comparison_fn,
         }
-        calculator.per_class_labels = None
-        if self.ranked or self.custom or methods_search:
-            reported.update(self._neighbour_metrics(kwargs, methods_search))
+        if self.ranked or self.custom or self.methods_search:
+            reported.update(self._neighbour_metrics(kwargs))
         if set(self.methods).intersection(calculator.requires_clustering()):
             kwargs["cluster_labels"] = calculator.get_cluster_labels(**kwargs)
         functions = {name: calculator._function(name) for name in self.methods}
         reported.update(calculator._get_accuracy(functions, **kwargs))
         return dict(sorted(reported.items()))
 
-    def _neighbour_metrics(self, kwargs: dict[str, Any], methods_search: bool) -> dict[str, Any]:
-        calculator = self.calculator
+    def _neighbour_metrics(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Metrics of neighbours; adds to the arguments of methods what the search found."""
         classes = QueryClasses(self.query_labels)
-        relevance = self._relevance(classes, required=bool(self.ranked) or methods_search)
-        if relevance is None:
-            match_counts, relevant_counts = torch.zeros(len(classes), dtype=torch.long), np.zeros(self.n, np.int64)
-        else:
-            match_counts, relevant_counts = relevance.match_counts, relevance.relevant_counts
+        relevance = self._relevance(classes)
+        relevant_counts = np.zeros(self.n, np.int64) if relevance is None else relevance.relevant_counts
         counted = relevant_counts > 0
         if relevance is not None and not counted.any():
             _LOGGER.warning("no query has a relevant reference: every metric of neighbours is NaN")
+        needs = self._needs(classes, relevant_counts)
+        distances, indices = self._search(needs.columns)
+        reported: dict[str, Any] = {}
+        if self.ranked:
+            assert relevance is not None, "labels without a meaning of relevant were refused"
+            for name, values in self._ranked_values(relevance, needs, indices).items():
+                reported[name] = self.calculator._average(values, classes.codes, len(classes), counted)
+        for name, metric in self.custom.items():
+            width = self._limit(metric.neighbors, needs.resolved)
+            inputs = self._inputs(relevance, distances[:, :width], indices[:, :width])
+            values = _checked_values(name, metric.function(inputs), self.n)
+            if metric.exclude_lone_queries and relevance is None:
+                raise ValueError(NO_COMPARISON)
+            mask = counted if metric.exclude_lone_queries else np.ones(self.n, dtype=bool)
+            reported[name] = self.calculator._average(values, classes.codes, len(classes), mask)
+
+        lone = np.ones(len(classes), dtype=bool)
+        lone[classes.codes[counted]] = False
+        device = self.query.device
+        self.calculator.per_class_labels = classes.labels[torch.from_numpy(~lone if counted.any() else lone).to(device)]
+        if self.methods:
+            width = min(needs.columns, needs.resolved)
+            kwargs["label_counts"] = (classes.labels, None if relevance is None else relevance.match_counts)
+            kwargs["knn_labels"] = self.reference_labels[indices[:, :width]]
+            kwargs["knn_distances"] = distances[:, :width]
+            kwargs["lone_query_labels"] = classes.labels[torch.from_numpy(lone).to(device)]
+            kwargs["not_lone_query_mask"] = torch.from_numpy(counted).to(device)
+        return reported
+
+    def _needs(self, classes: QueryClasses, relevant_counts: Ints) -> _Needs:
         most = int(relevant_counts.max())
         resolved = self._resolved(classes, relevant_counts)
         self._warn_of_small_k(most)
-
-        # Neighbours for the metrics of ranks, and for what is given neighbours.
         for_ranks = max((self._needed(metric, resolved, most) for metric in self.ranked.values()), default=0)
-        for_ranks = for_ranks if counted.any() else 0
+        for_ranks = for_ranks if most else 0
         given = [self._limit(metric.neighbors, resolved) for metric in self.custom.values()]
-        # A method of a subclass is given what was searched for the others, and may rely on all that k says.
         if self.methods:
-            given.append(resolved if methods_search else for_ranks)
+            # A method that needs neighbours may rely on all that k says; another gets what was found for the rest.
+            given.append(resolved if self.methods_search else for_ranks)
         for_given = max(given, default=0)
-        by_rank = for_ranks > max(for_given, _MOST_NEIGHBOURS) and type(calculator.knn_func) in (CustomKNN, RustKNN)
-        columns = for_given if by_rank else max(for_given, for_ranks)
-        distances, indices = self._search(columns)
+        by_rank = for_ranks > max(for_given, _MOST_NEIGHBOURS) and type(self.calculator.knn_func) in _OURS
+        return _Needs(resolved, for_ranks, for_given if by_rank else max(for_given, for_ranks), by_rank)
 
+    def _ranked_values(self, relevance: Relevance, needs: _Needs, indices: Tensor) -> dict[str, Floats]:
+        """One value per query for each metric of ranks, formed in blocks of queries."""
         values = {name: np.full(self.n, math.nan) for name in self.ranked}
-        if for_ranks and relevance is not None:
-            blocks = self._ranks(relevance, for_ranks) if by_rank else _blocks_of(relevance, indices[:, :for_ranks])
-            for start, stop, hits in blocks:
-                for name, metric in self.ranked.items():
-                    limit = resolved if metric.neighbours is None else hits.k
-                    values[name][start:stop] = metric.values(hits.first(limit))
+        if needs.for_ranks == 0:
+            return values
+        if needs.by_rank:
+            blocks = self._ranks(relevance, needs.for_ranks)
+        else:
+            blocks = _blocks_of(relevance, indices[:, : needs.for_ranks])
+        for start, stop, hits in blocks:
+            for name, metric in self.ranked.items():
+                limit = needs.resolved if metric.neighbours is None else hits.k
+                values[name][start:stop] = metric.values(hits.first(limit))
+        return values
 
-        reported: dict[str, Any] = {
-            name: calculator._average(per_query, classes.codes, len(classes), counted)
-            for name, per_query in values.items()
-        }
-        for name, custom in self.custom.items():
-            width = self._limit(custom.neighbors, resolved)
-            inputs = self._inputs(relevance, relevant_counts, distances[:, :width], indices[:, :width])
-            found = _checked_values(name, custom.function(inputs), self.n)
-            if custom.exclude_lone_queries and relevance is None:
-                raise ValueError(NO_COMPARISON)
-            mask = counted if custom.exclude_lone_queries else np.ones(self.n, dtype=bool)
-            reported[name] = calculator._average(found, classes.codes, len(classes), mask)
-
-        not_lone = torch.from_numpy(counted).to(self.query.device)
-        lone = np.ones(len(classes), dtype=bool)
-        lone[classes.codes[counted]] = False
-        listed = torch.from_numpy(~lone if counted.any() else lone).to(self.query.device)
-        calculator.per_class_labels = classes.labels[listed]
-        if self.methods:
-            width = min(columns, resolved)
-            kwargs["label_counts"] = (classes.labels, match_counts)
-            kwargs["knn_labels"] = self.reference_labels[indices[:, :width]]
-            kwargs["knn_distances"] = distances[:, :width]
-            kwargs["lone_query_labels"] = classes.labels[torch.from_numpy(lone).to(self.query.device)]
-            kwargs["not_lone_query_mask"] = not_lone
-        return reported
-
-    def _relevance(self, classes: QueryClasses, required: bool) -> Relevance | None:
+    def _relevance(self, classes: QueryClasses) -> Relevance | None:
         comparison = self.calculator.label_comparison_fn
         if comparison is not torch.eq:
             return Compared(classes, self.query_labels, self.reference_labels, self.own_included, comparison)
         if self.query_labels.ndim == 1:
             return Codes(classes, self.query_labels, self.reference_labels, self.own_included)
-        if required:
+        if self.ranked or self.methods_search:
             raise ValueError(NO_COMPARISON)
         return None
 
-    def _resolved(self, classes: QueryClasses, relevant_counts: Any) -> int:
+    def _resolved(self, classes: QueryClasses, relevant_counts: Ints) -> int:
         """Neighbours for the metrics without a number of their own, at most those that there are."""
         per_class = np.zeros(len(classes), np.int64)
         per_class[classes.codes] = relevant_counts
@@ -608,14 +628,12 @@ class _Run:
         for start, stop, indices in blocks:
             yield start, stop, Hits.from_relevance(relevance.of_neighbours(start, stop, indices), counts[start:stop])
 
-    def _inputs(
-        self, relevance: Relevance | None, relevant_counts: Any, distances: Tensor, indices: Tensor
-    ) -> RetrievalInputs:
-        mask: Any = UNDEFINED
+    def _inputs(self, relevance: Relevance | None, distances: Tensor, indices: Tensor) -> RetrievalInputs:
+        mask = counts = UNDEFINED
         if relevance is not None:
             parts = [relevance.of_neighbours(start, stop, part) for start, stop, part in _row_blocks(indices)]
             mask = torch.from_numpy(np.concatenate(parts)).to(self.query.device)
-        counts = UNDEFINED if relevance is None else torch.from_numpy(relevant_counts).to(self.query.device)
+            counts = torch.from_numpy(relevance.relevant_counts).to(self.query.device)
         return RetrievalInputs(
             relevant_counts=counts,
             reference_labels=self.reference_labels,
