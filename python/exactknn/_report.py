@@ -419,6 +419,8 @@ def _text(text: str) -> str:
 
 def _label(task: Task, code: int) -> str:
     name = _name(task, code)
+    if not name.strip():
+        return '<span class="soft">(empty)</span>'
     if len(name) <= _LABEL_LENGTH:
         return f"<bdi>{_text(name)}</bdi>"
     return f'<bdi title="{_text(name)}">{_text(name[: _LABEL_LENGTH - 1])}…</bdi>'

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -29,6 +30,7 @@ OTHERS = (
     "knn_softmax_accuracy_at_5",
     "precision_at_500",
     "knn_accuracy_at_500",
+    "ndcg_at_999999999999999999",
 )
 
 # Six points on a line. The last is lone: no other has its class.
@@ -515,6 +517,7 @@ def test_all_lone_is_a_warning_and_null(example, capsys):
         ((*FILES, "--reference-labels", "l.npy"), "--reference and --reference-labels go together"),
         ((*FILES, "--metrics", "f1"), "--metrics: unknown metric 'f1'; known: mean_average_precision, "),
         ((*FILES, "--metrics", "precision_at_0"), "known: mean_average_precision, mean_average_precision_at_r"),
+        ((*FILES, "--metrics", "precision_at_1" + "0" * 18), "unknown metric 'precision_at_1000000000000000000'"),
         ((*FILES, "--metrics", "x_at_3"), "precision_at_<k>, recall_at_<k>, hit_rate_at_<k>, found_fraction_at_<k>"),
         ((*FILES, "--metrics", "NMI"), "ndcg_at_<k>, knn_accuracy_at_<k>, knn_softmax_accuracy_at_<k>"),
         ((*FILES, "--report", "r.pdf"), "r.pdf: unknown suffix '.pdf' for --report; wanted one of .html, .htm"),
@@ -611,6 +614,25 @@ def test_a_full_disk_leaves_what_was_there(example):
     assert (done.returncode, done.stdout, done.stderr) == (1, "", "exactknn: error: File too large\n")
     assert Path("r.html").read_text() == "before"
     assert sorted(os.listdir()) == ["e.npy", "l.npy", "r.html"]
+
+
+def test_an_interrupt_ends_in_one_line_and_leaves_no_file(example):
+    np.save("many.npy", np.random.default_rng(3).normal(size=(60_000, 256)).astype(np.float32))
+    np.save("classes.npy", np.arange(60_000) % 500)
+    Path("r.html").write_text("before")
+    program = "import sys; sys.modules['tqdm'] = None; from exactknn.cli import main; sys.exit(main())"
+    arguments = ["--embeddings", "many.npy", "--labels", "classes.npy", "--report", "r.html", "--progress"]
+    command = [sys.executable, "-c", program, "evaluate", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stderr.read(len("\rexactknn:   0%")) == b"\rexactknn:   0%"  # written when the search starts
+        assert [name for name in os.listdir() if name.startswith(".exactknn-")]
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=40)
+    assert (process.returncode, output) == (130, b"")
+    assert errors.decode().splitlines()[-1] == "exactknn: interrupted"
+    assert Path("r.html").read_text() == "before"
+    assert sorted(os.listdir()) == ["classes.npy", "e.npy", "l.npy", "many.npy", "r.html"]
 
 
 @pytest.mark.parametrize("metrics", [(), ("--metrics", "precision_at_1")])
@@ -754,6 +776,12 @@ def test_names_are_text_whatever_they_hold(example):
     assert page.texts["h1"][0] == f"Retrieval evaluation: {embeddings}"
     assert [row[0] for row in page.tables["Worst classes"][1:]] == [names[1][:59] + "…", names[0]]
     assert ("bdi", "title", names[1]) in page.attributes
+
+
+def test_a_label_without_text_is_called_empty(example):
+    np.save("l.npy", np.array(["", "x", "z"])[CLASSES])
+    page, _ = page_of(*FILES)
+    assert page.tables["Classes most often confused"][1] == ["x", "(empty)", "1", "33.3%"]
 
 
 def test_a_path_that_is_no_text_is_shown_all_the_same(example):
