@@ -639,7 +639,7 @@ impl<E: Element, K: Kernel> FilteredTask<'_, E, K> {
         let blocks = keys.chunks(BLOCK).zip(buffers.errors.chunks(BLOCK / SAME_ERROR));
         for (start, (keys, errors)) in (panels.start * K::NR..).step_by(BLOCK).zip(blocks) {
             bound(simd, keys, errors, &mut buffers.bounds);
-            for &row in counted.left_out.pass(start..start + BLOCK) {
+            for &row in counted.left_out.pass(start..start + keys.len()) {
                 buffers.bounds.leave_out(row as usize - start);
             }
             // Panels are padded with rows that do not exist.
