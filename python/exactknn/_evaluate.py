@@ -35,7 +35,7 @@ PAIRS_AT_MOST = 100_000
 # The neighbours themselves cost less than the ranks of the relevant references where so few are wanted, or where more
 # than one reference in so many is relevant.
 _FEW_NEIGHBOURS = 128
-_DENSE = 20
+_DENSE = 10
 # Votes by name, each followed by _at_<k>, and the temperature of their weights.
 _VOTES = {"knn_accuracy": None, "knn_softmax_accuracy": 0.07}
 _SEED = 0
