@@ -22,8 +22,8 @@ pub(super) const SAME_ERROR: usize = 8;
 /// Counts of a target side by side.
 const LANES: usize = 16;
 
-/// Up to this many targets each limit is held against all bounds. CPU time of a key by comparisons and by places, in
-/// cycles: at 16 / 64 / 128 targets.
+/// Up to this many targets each limit is held against all bounds: a limit takes about an eighth of a cycle for each row, a
+/// place about ten.
 const COMPARED_TARGETS: usize = 64;
 
 /// Steps from the beginning of a bucket that are taken without a branch.
@@ -137,8 +137,13 @@ impl Limits {
 
     /// Count the rows with these bounds, and append to `open` the places of those that the bounds do not decide.
     pub(super) fn count(&self, simd: Simd, bounds: &Bounds, before: &mut [u32], open: &mut Vec<u32>) {
+        let highest = highest(simd, bounds);
+        if highest < self.behind[self.targets()] {
+            // Behind all targets: so it is with most blocks where targets are near.
+            return;
+        }
         match &self.places {
-            None => compare(simd, bounds, self, before, open),
+            None => compare(simd, bounds, self, highest, before, open),
             Some(places) => place(simd, bounds, self, places, before, open),
         }
     }
@@ -166,14 +171,30 @@ multiversion! {
 }
 
 multiversion! {
+    /// The highest of the upper bounds.
+    fn highest(bounds: &Bounds) -> f32 {
+        let mut highest = [f32::NEG_INFINITY; LANES];
+        for high in bounds.high.as_chunks::<LANES>().0 {
+            for l in 0..LANES {
+                highest[l] = if high[l] > highest[l] { high[l] } else { highest[l] };
+            }
+        }
+        highest.into_iter().fold(f32::NEG_INFINITY, f32::max)
+    }
+}
+
+multiversion! {
     /// Add to `before` the rows that are surely before each target.
-    fn compare(bounds: &Bounds, limits: &Limits, before: &mut [u32], open: &mut Vec<u32>) {
+    fn compare(bounds: &Bounds, limits: &Limits, highest: f32, before: &mut [u32], open: &mut Vec<u32>) {
         let (lows, _) = bounds.low.as_chunks::<LANES>();
         let (highs, _) = bounds.high.as_chunks::<LANES>();
         let mut is_open = [0u32; BLOCK];
         let mut any = 0;
         for (t, before) in before.iter_mut().enumerate() {
             let (last_before, last_at) = (limits.before[t], limits.behind[t + 1]);
+            if highest < last_at {
+                continue;
+            }
             let (mut not_before, mut undecided) = ([0u32; LANES], [0u32; LANES]);
             for (low, high) in lows.iter().zip(highs) {
                 for l in 0..LANES {
