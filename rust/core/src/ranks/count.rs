@@ -19,7 +19,7 @@ pub(super) const BLOCK: usize = 256;
 /// Neighbouring keys that share an error: the width of the narrowest panel.
 pub(super) const SAME_ERROR: usize = 8;
 
-/// Counts of a target side by side.
+/// Bounds that are looked at side by side.
 const LANES: usize = 16;
 
 /// Up to this many targets each limit is held against all bounds: a limit takes about an eighth of a cycle for each row, a
@@ -186,8 +186,6 @@ multiversion! {
 multiversion! {
     /// Add to `before` the rows that are surely before each target.
     fn compare(bounds: &Bounds, limits: &Limits, highest: f32, before: &mut [u32], open: &mut Vec<u32>) {
-        let (lows, _) = bounds.low.as_chunks::<LANES>();
-        let (highs, _) = bounds.high.as_chunks::<LANES>();
         let mut is_open = [0u32; BLOCK];
         let mut any = 0;
         for (t, before) in before.iter_mut().enumerate() {
@@ -195,16 +193,14 @@ multiversion! {
             if highest < last_at {
                 continue;
             }
-            let (mut not_before, mut undecided) = ([0u32; LANES], [0u32; LANES]);
-            for (low, high) in lows.iter().zip(highs) {
-                for l in 0..LANES {
-                    let left = low[l] <= last_before;
-                    not_before[l] += u32::from(left);
-                    undecided[l] |= u32::from(left & (high[l] >= last_at));
-                }
+            let (mut not_before, mut undecided) = (0, 0);
+            for i in 0..BLOCK {
+                let left = bounds.low[i] <= last_before;
+                not_before += u32::from(left);
+                undecided |= u32::from(left & (bounds.high[i] >= last_at));
             }
-            *before += BLOCK as u32 - not_before.iter().sum::<u32>();
-            if undecided.iter().fold(0, |any, x| any | x) != 0 {
+            *before += BLOCK as u32 - not_before;
+            if undecided != 0 {
                 any = 1;
                 for i in 0..BLOCK {
                     is_open[i] |= u32::from((bounds.low[i] <= last_before) & (bounds.high[i] >= last_at));
