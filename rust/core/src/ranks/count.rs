@@ -26,6 +26,9 @@ const LANES: usize = 16;
 /// place about ten.
 const COMPARED_TARGETS: usize = 64;
 
+/// Buckets at most; [`Places::bucket`] needs fewer than 2 to the 23.
+const MOST_BUCKETS: usize = 1 << 20;
+
 /// Steps from the beginning of a bucket that are taken without a branch.
 const STEPS: usize = 2;
 
@@ -69,7 +72,7 @@ impl Places {
     fn new(before: &[f32]) -> Self {
         let finite = || before.iter().copied().filter(|limit| limit.is_finite());
         let (base, last) = (finite().next().unwrap_or(0.0), finite().next_back().unwrap_or(0.0));
-        let buckets = (4 * before.len()).next_power_of_two();
+        let buckets = (4 * before.len()).next_power_of_two().min(MOST_BUCKETS);
         let scale = (buckets - 1) as f32 / (base - last);
         let mut places = Self { base, scale: if scale.is_finite() { scale } else { 0.0 }, starts: vec![0; buckets] };
         let mut target = 0;
