@@ -56,8 +56,10 @@ class LpDistance(BaseDistance):
         mat: Tensor
         if self.p == 2 and query_emb.dtype == torch.float32 and query_emb.device.type == "cpu":
             mat = _Euclidean.apply(query_emb, None if ref_emb is query_emb else ref_emb)
-        else:
-            mat = _DistancesByDifference.apply(query_emb, ref_emb, float(self.p))
+            return mat
+        # torch.compile takes no tensor twice, but a view of it.
+        ref_emb = ref_emb.view_as(ref_emb) if ref_emb is query_emb else ref_emb
+        mat = _DistancesByDifference.apply(query_emb, ref_emb, float(self.p))
         return mat
 
     def pairwise_distance(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
@@ -71,10 +73,11 @@ class _Euclidean(torch.autograd.Function):
 
     @staticmethod
     def forward(query: Tensor, ref: Tensor | None) -> Tensor:
-        return euclidean_distances(query, ref)
+        mat: Tensor = euclidean_distances(query, ref)
+        return mat
 
     @staticmethod
-    def setup_context(ctx: FunctionCtx, inputs: tuple[Tensor, Tensor | None], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor | None], output: Tensor) -> None:
         ctx.save_for_backward(*inputs, output)
 
     @staticmethod
@@ -86,7 +89,8 @@ class _Euclidean(torch.autograd.Function):
         # The second derivative is asked for: the other way has one.
         sides = (query,) if ref is None else (query, ref)
         again = _DistancesByDifference.apply(sides[0], sides[-1], 2.0)
-        return (*torch.autograd.grad(again, sides, grad, create_graph=True), None)[:2]
+        gradients = torch.autograd.grad(again, sides, grad, create_graph=True)
+        return gradients[0], None if ref is None else gradients[1]
 
 
 class _DistancesByDifference(torch.autograd.Function):

@@ -1,7 +1,7 @@
-"""The frame of a loss: what it is called with, its distance, its reducer and its regulariser.
+r"""The frame of a loss: what it is called with, its distance, its reducer and its regulariser.
 
 embeddings, labels -- checked --> compute_loss -> terms -------> reducer --> value
-                                                    \\             (+)        in the type of the result
+                                                    \             (+)        in the type of the result
                        embedding_regularizer ------> one more term, or added to the value
 """
 

@@ -1,9 +1,9 @@
 """Ranked list loss: every row of a batch against all others.
 
 embeddings (n, d) -> distances (n, n), float32 or float64
-    other rows of its label,  excess  d - (alpha - margin)  where above 0 -> average weighted by exp(pos_temperature excess)
-    rows of other labels,     excess  alpha - d             where above 0 -> average weighted by exp(neg_temperature excess)
-                                         (1 - imbalance) first + imbalance second -> one loss a row
+    other rows of its label: d - (alpha - margin), where above 0 -> average weighted by exp(pos_temperature value)
+    rows of other labels:    alpha - d,            where above 0 -> average weighted by exp(neg_temperature value)
+                                           (1 - imbalance) first + imbalance second -> one loss a row
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ class RankedListLoss(BaseMetricLossFunction):
             other = same.logical_not()
             same.fill_diagonal_(False)
             other.fill_diagonal_(False)  # a label that is NaN differs from itself
-            positive = _average_of_excess(distances - (self.alpha - self.margin), same, self.pos_temperature)
-            negative = _average_of_excess(self.alpha - distances, other, self.neg_temperature)
+            positive = _Average.apply(distances - (self.alpha - self.margin), same, self.pos_temperature)
+            negative = _Average.apply(self.alpha - distances, other, self.neg_temperature)
             losses = (1 - self.imbalance) * positive + self.imbalance * negative
         indices = torch.arange(n, device=losses.device)
         return {"loss": {"losses": losses, "indices": indices, "reduction_type": "element"}}
@@ -120,23 +120,67 @@ class RankedListLoss(BaseMetricLossFunction):
         return ", ".join(f"{name}={getattr(self, name)}" for name in names)
 
 
-def _average_of_excess(excess: Tensor, candidates: Tensor, temperature: float) -> Tensor:
-    """``(n,)`` averages of each row's values above 0 among the candidates, weighted by ``exp(temperature value)``.
+class _Average(torch.autograd.Function):
+    """``average_of_excess`` in few passes over the matrix: its slopes are formed beside it, in place."""
+
+    @staticmethod
+    def forward(ctx: Any, excess: Tensor, candidates: Tensor, temperature: float) -> Tensor:
+        chosen = (excess > 0).logical_and_(candidates)
+        rejected = chosen.logical_not()
+        temperature = _within_range(temperature, excess.dtype)
+        values = excess.masked_fill(rejected, math.copysign(math.inf, -temperature))
+        heaviest = _heaviest(values, temperature)
+        values.sub_(heaviest.unsqueeze(1)).masked_fill_(rejected, 0)
+        weights = (values * temperature).exp_().mul_(chosen)
+        weights.div_(weights.sum(dim=1, keepdim=True).clamp_(min=1))
+        deviation = (weights * values).sum(dim=1)
+        if ctx.needs_input_grad[0]:
+            # The derivative by a value v is w (1 + T (v - average)). The weight comes first: where it is 0, the
+            # temperature may be too much for the difference.
+            slopes = values.sub_(deviation.unsqueeze(1)).mul_(weights).mul_(temperature).add_(weights)
+            ctx.save_for_backward(excess, candidates, slopes)
+            ctx.temperature = temperature
+        return heaviest + deviation
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        excess, candidates, slopes = ctx.saved_tensors
+        if not torch.is_grad_enabled():
+            return slopes * grad.unsqueeze(1), None, None
+        # The second derivative is asked for: the plain formula has one.
+        average = average_of_excess(excess, candidates, ctx.temperature)
+        return (*torch.autograd.grad(average, excess, grad, create_graph=True), None, None)
+
+
+def average_of_excess(excess: Tensor, candidates: Tensor, temperature: float) -> Tensor:
+    """Averages of each row's values above 0 among the candidates, weighted by ``exp(temperature value)``.
 
     Values are measured from the row's heaviest one, whose weight is then 1 and all others at most 1: nothing
-    overflows, and for equal values the large temperature meets a difference of exactly 0. For the gradient that value
-    is a constant, as the average of ``v - c``, plus ``c``, does not depend on ``c``.
+    overflows, and among equal values a large temperature meets a difference of exactly 0. For the gradient that value
+    ``c`` is a constant, as the average of ``v - c``, plus ``c``, does not depend on it.
+
+    Args:
+        excess: ``(n, m)``.
+        candidates: ``(n, m)``, boolean.
+        temperature: finite.
+
+    Returns:
+        ``(n,)``; 0 for a row that has none.
     """
-    limit = torch.finfo(excess.dtype).max
-    temperature = min(max(temperature, -limit), limit)
     chosen = candidates & (excess > 0)
-    values = excess.detach()
-    if temperature < 0:
-        heaviest = values.masked_fill(~chosen, torch.inf).amin(dim=1)
-    else:
-        heaviest = values.masked_fill(~chosen, -torch.inf).amax(dim=1)
-    heaviest = heaviest.masked_fill(heaviest.isinf(), 0)
-    shifted = (excess - heaviest.unsqueeze(1)).masked_fill(~chosen, 0)
-    weights = (shifted * temperature).exp() * chosen
-    average = (weights * shifted).sum(dim=1) / weights.sum(dim=1).clamp(min=1)
-    return heaviest + average
+    temperature = _within_range(temperature, excess.dtype)
+    heaviest = _heaviest(excess.detach().masked_fill(~chosen, math.copysign(math.inf, -temperature)), temperature)
+    values = (excess - heaviest.unsqueeze(1)).masked_fill(~chosen, 0)
+    weights = (values * temperature).exp() * chosen
+    return heaviest + (weights * values).sum(dim=1) / weights.sum(dim=1).clamp(min=1)
+
+
+def _within_range(temperature: float, dtype: torch.dtype) -> float:
+    limit = torch.finfo(dtype).max
+    return float(min(max(temperature, -limit), limit))
+
+
+def _heaviest(values: Tensor, temperature: float) -> Tensor:
+    """``(n,)`` largest values of the rows, smallest for a negative temperature; 0 where all are infinite."""
+    heaviest = torch.amin(values, dim=1) if math.copysign(1, temperature) < 0 else torch.amax(values, dim=1)
+    return heaviest.masked_fill_(heaviest.isinf(), 0)

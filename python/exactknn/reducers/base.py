@@ -1,7 +1,7 @@
-"""The frame that all reducers share.
+r"""The frame that all reducers share.
 
 loss_dict -> term -> checked -> a hook by its kind -> value -> sum over the terms
-                        \\-> nothing to reduce: a zero with a gradient of zero
+                        \-> nothing to reduce: a zero with a gradient of zero
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class BaseReducer(torch.nn.Module):
             if losses != 0:
                 raise ValueError(f"loss_dict[{name!r}]['losses'] must be a tensor or the number 0, got {losses!r}")
             return self.zero_loss(embeddings)
-        kind = _kind(name, term)
+        kind = kind_of(name, term)
         if self.collect_stats:
             self.losses_size += losses.numel()
         if kind == "already_reduced":
@@ -117,7 +117,8 @@ class BaseReducer(torch.nn.Module):
             self.losses_size = 0
 
 
-def _kind(name: str, term: LossTerm) -> str:
+def kind_of(name: str, term: LossTerm) -> str:
+    """The kind of a term's losses: as given, else by its indices."""
     if "reduction_type" in term:
         kind = term["reduction_type"]
         if kind != "already_reduced" and kind not in _KINDS:

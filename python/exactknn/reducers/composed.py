@@ -101,10 +101,11 @@ class MultipleReducers(BaseReducer):
 
     def forward(self, loss_dict: LossDict, embeddings: Tensor, labels: Tensor | None) -> Tensor:
         """Reduce each term by its own reducer and add the results; see ``BaseReducer.forward``."""
-        values: list[Tensor] = []
-        for name, term in loss_dict.items():
-            reducer = self.reducers[name] if name in self.reducers else self.default_reducer
-            values.append(reducer({name: term}, embeddings, labels))
+        reducers = dict(self.reducers.items())
+        values: list[Tensor] = [
+            reducers.get(name, self.default_reducer)({name: term}, embeddings, labels)
+            for name, term in loss_dict.items()
+        ]
         return functools.reduce(operator.add, values) if values else self.zero_loss(embeddings)
 
 

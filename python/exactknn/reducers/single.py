@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from exactknn.reducers.base import BaseReducer
+from exactknn.reducers.base import BaseReducer, kind_of
 from exactknn.types import LossTerm
 
 
@@ -56,12 +56,14 @@ class ThresholdReducer(BaseReducer):
         """The mean of the losses between the bounds."""
         above = torch.ones_like(losses, dtype=torch.bool) if self.low is None else losses > self.low
         below = torch.ones_like(above) if self.high is None else losses < self.high
-        chosen = losses[above & below]
+        between = above & below
+        chosen = losses[between]
         if self.collect_stats:
             self.num_past_filter += len(chosen)
             self.num_above_low += int(above.sum())
             self.num_below_high += int(below.sum())
-        return chosen.mean() if len(chosen) else self.zero_loss(embeddings).to(losses.dtype)
+        # Without a branch on values, which torch.compile could not follow.
+        return torch.where(between.any(), chosen.mean(), self.zero_loss(embeddings).to(losses.dtype))
 
     def reset_stats(self) -> None:
         """Set what is recorded to 0, if it is recorded."""
@@ -125,7 +127,7 @@ class DivisorReducer(BaseReducer):
         Raises:
             KeyError: the divisor is missing.
         """
-        if term.get("reduction_type") == "already_reduced" or ("reduction_type" not in term and term["indices"] is None):
+        if kind_of(name, term) == "already_reduced":
             return self.reduce_the_loss(name, term, embeddings, labels)
         return self.reduce_the_loss(name, term, embeddings, labels, divisor=term["divisor"])
 
@@ -136,7 +138,7 @@ class DivisorReducer(BaseReducer):
         divisor = options["divisor"]
         if divisor == 0:
             return self.zero_loss(embeddings).to(losses.dtype)
-        value = losses.sum() / divisor
+        value: Tensor = losses.sum() / divisor
         if losses.dtype == torch.float16:  # the sum may be out of range where the quotient is not
             value = torch.where(value.isfinite(), value, (losses.float().sum() / divisor).to(losses.dtype))
         return value.to(losses.dtype)
