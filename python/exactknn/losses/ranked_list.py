@@ -172,7 +172,8 @@ def average_of_excess(excess: Tensor, candidates: Tensor, temperature: float) ->
     heaviest = _heaviest(excess.detach().masked_fill(~chosen, math.copysign(math.inf, -temperature)), temperature)
     values = (excess - heaviest.unsqueeze(1)).masked_fill(~chosen, 0)
     weights = (values * temperature).exp() * chosen
-    return heaviest + (weights * values).sum(dim=1) / weights.sum(dim=1).clamp(min=1)
+    total = weights.sum(dim=1)  # at least 1, or 0 for a row that has none
+    return heaviest + (weights * values).sum(dim=1) / total.masked_fill(total == 0, 1)
 
 
 def _within_range(temperature: float, dtype: torch.dtype) -> float:
