@@ -52,7 +52,7 @@ def euclidean_distances(query: Tensor, ref: Tensor | None) -> Tensor:
         distances.fill_diagonal_(0)
     count = int(torch.count_nonzero(near))
     if count > _MANY * near.numel():
-        return torch.cdist(query, query if ref is None else ref, compute_mode="donot_use_mm_for_euclid_dist")
+        return torch.cdist(wide_query, wide_ref, compute_mode="donot_use_mm_for_euclid_dist").to(query.dtype)
     for i, j in _pairs(near, count, query.shape[1]):
         distances[i, j] = torch.linalg.vector_norm(wide_query[i] - wide_ref[j], dim=1).to(query.dtype)
     return distances
