@@ -63,7 +63,7 @@ $(STAMPS)/extension: $(STAMPS)/dependencies $(CORE_SOURCES)
 # ----------------------------------------------------------------------------------------------------------------- uses
 
 .PHONY: demo
-demo: setup ## neighbours of 1,797 real handwritten digits, checked against float64, and a picture of them
+demo: setup ## neighbours of 1,797 real handwritten digits, checked against float64; a picture and an evaluation report
 	$(BIN)/python -m docs.recipes.digits
 
 # --------------------------------------------------------------------------------------------------------------- checks

@@ -1,16 +1,17 @@
 """Exact neighbours of real data: scikit-learn's 1,797 handwritten digits, each against all the others.
 
 Run from the project's root with ``python -m docs.recipes.digits`` (or ``make demo``). One leave-one-out search with
-`RustKNN`, beside the two searches in common use:
+`RustKNN`, beside the two searches in common use, then what the neighbours say of the ten classes:
 
     digits (1797, 64) --+-- RustKNN ----------------------+
                         +-- CustomKNN, backend="torch" ---+-- compare with float64 brute force -- table, exit code
                         +-- faiss IndexFlatL2 ------------+
                         +-- RustKNN's neighbours ------------ build/demo/neighbours.png
+                        +-- exactknn evaluate --------------- table, build/demo/report.html
 
 Pixels are whole numbers from 0 to 16, so equal distances are common: the tie rule decides which row comes first.
 
-The exit code is 1 when a neighbour or a distance of `RustKNN` differs from brute force.
+The exit code is 1 when a neighbour or a distance of `RustKNN` differs from brute force, or the evaluation's own.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ import torch
 from sklearn.datasets import load_digits
 
 import exactknn
+from exactknn import cli
 from exactknn.distances import LpDistance
 from exactknn.evaluation import CustomKNN, RustKNN
 
@@ -41,7 +43,9 @@ Found = tuple[Distances, Indices]
 
 NEIGHBOURS = 5
 RUNS = 9
-PICTURE = Path("build/demo/neighbours.png")
+FOLDER = Path("build/demo")
+PICTURE = FOLDER / "neighbours.png"
+REPORT = FOLDER / "report.html"
 
 
 def brute_force(rows: npt.NDArray[np.float32], k: int) -> Found:
@@ -152,13 +156,24 @@ def draw(path: Path, images: npt.NDArray[np.float64], labels: Indices, found: Fo
             colour = right if labels[row] == labels[query] else wrong
             x = left + size + gap + rank * step
             place(x, y, row, f"{labels[row]}  ·  {distances[query, rank]:,.0f}", colour, 2.6)
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
     plt.close(figure)
 
 
+def evaluate(rows: npt.NDArray[np.float32], labels: Indices) -> int:
+    """Score the rows by their labels as the command line does, from files; its exit code."""
+    files = {"--embeddings": FOLDER / "digits.npy", "--labels": FOLDER / "labels.npy", "--report": REPORT}
+    np.save(files["--embeddings"], rows)
+    np.save(files["--labels"], labels)
+    command = ["evaluate", *(str(part) for option in files.items() for part in option)]
+    print("Do the neighbours have the same label? To ask that of your own embeddings:\n")
+    print(f"    .venv/bin/exactknn {' '.join(command)}\n")
+    return cli.main(command)
+
+
 def main() -> int:
-    """Search, compare, print, draw; 0 when `RustKNN` agrees with brute force everywhere, else 1."""
+    """Search, compare, print, draw, evaluate; 0 when `RustKNN` agrees with brute force everywhere, else 1."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
     digits = load_digits()
     rows = np.ascontiguousarray(digits.data, dtype=np.float32)
     labels = digits.target.astype(np.int64)
@@ -205,8 +220,9 @@ def main() -> int:
         print("RustKNN DIFFERS from float64 brute force: please report this as a bug.")
     queries = choose_queries(labels, found[1], found[0])
     draw(PICTURE, digits.images, labels, found, queries)
-    print(f"Picture of {len(queries)} queries beside their neighbours: {PICTURE}")
-    return 0 if exact else 1
+    print(f"Picture of {len(queries)} queries beside their neighbours: {PICTURE}\n")
+    failed = evaluate(rows, labels)
+    return failed if exact else 1
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ __all__ = [
     "last_search",
     "measure",
     "radius",
+    "ranks",
     "set_num_threads",
     "set_simd_level",
     "simd_level",
@@ -46,6 +47,21 @@ def radius(
     progress: Callable[[float], object] | None = None,
     p: float | None = None,
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[Any] | None]: ...
+def ranks(
+    query: npt.NDArray[Any],
+    reference: npt.NDArray[Any] | None,
+    metric: str,
+    *,
+    query_group: npt.NDArray[np.int64],
+    group_offsets: npt.NDArray[np.int64],
+    group_rows: npt.NDArray[np.int64],
+    exclude_self: bool = False,
+    first_row: int | None = None,
+    bfloat16: bool = False,
+    num_threads: int | None = None,
+    progress: Callable[[float], object] | None = None,
+    p: float | None = None,
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]: ...
 def set_num_threads(num_threads: int | None) -> None: ...
 def get_num_threads() -> int: ...
 def simd_level() -> str: ...

@@ -1,4 +1,4 @@
-"""Vector files in, result files out: the formats in which public nearest-neighbour benchmarks ship.
+"""Vector and label files in, result files out: the formats in which public nearest-neighbour benchmarks ship.
 
 ::
 
@@ -6,6 +6,8 @@
     Q.fvecs  Q.bvecs  Q.ivecs           (each row: d, d values)   -----------------> VectorFile -----> float array
     Q.fbin  Q.u8bin  Q.i8bin            (n, d, then all rows)      header checked,         values copied only
                                                                    file memory-mapped      where they have to be
+
+    L.npy  L.npz[:name]  L.txt  L.csv   (one label a row or line)  -- read_labels --> array of integers, floats or text
 
     (distances, indices) ----> OutputFile: a temporary file in the folder of the output ----rename----> OUT.npz
                                                                                           .ivecs .ibin .fvecs .fbin
@@ -17,8 +19,10 @@ compared with the size of the file. Every refusal is a `FileError` with a one-li
 from __future__ import annotations
 
 import contextlib
+import csv
 import io
 import lzma
+import math
 import os
 import secrets
 import stat
@@ -27,7 +31,7 @@ import tokenize
 import warnings
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -38,6 +42,9 @@ import numpy.typing as npt
 
 VECTOR_SUFFIXES = (".npy", ".npz", ".fvecs", ".bvecs", ".ivecs", ".fbin", ".u8bin", ".i8bin")
 """What `open_vectors` reads."""
+
+LABEL_SUFFIXES = (".npy", ".npz", ".txt", ".csv")
+"""What `read_labels` reads."""
 
 RESULT_SUFFIXES = (".npz", ".ivecs", ".ibin")
 """What neighbours can be written to."""
@@ -65,6 +72,8 @@ _FLOAT32_INTEGERS = 2**24
 _INT32_RESULTS = (".ivecs", ".ibin")
 
 Array = npt.NDArray[Any]
+# Refuses the shape and the type of an array, named by its path, before its values are read.
+_Check = Callable[[tuple[int, ...], np.dtype[Any], str], None]
 
 
 class FileError(ValueError):
@@ -151,17 +160,58 @@ def open_vectors(path: str) -> VectorFile:
         raise FileError(f"{path}: unknown suffix {suffix!r}; wanted one of {', '.join(VECTOR_SUFFIXES)}")
     try:
         size = _size(source, path)
-        if size == 0:
-            raise FileError(f"{path}: the file is empty")
-        if suffix == ".npy":
-            return _open_npy(source, path, size)
-        if suffix == ".npz":
-            return _open_npz(source, path, array_name)
+        if suffix in (".npy", ".npz"):
+            if suffix == ".npy":
+                values = _npy_array(source, path, size, _check_matrix)
+            else:
+                values = _npz_array(source, path, array_name, _check_matrix)
+            rows, dimension = values.shape
+            return VectorFile(path, source, rows, dimension, _vector_dtype(values.dtype, path), values)
         if suffix in _VECS_VALUES:
             return _open_vecs(source, path, size, _VECS_VALUES[suffix])
         return _open_bin(source, path, size, suffix)
     except OSError as error:
         raise FileError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def read_labels(path: str) -> Array:
+    """Read the class of each row.
+
+    Args:
+        path: a file with one of `LABEL_SUFFIXES`. ``.npy`` and ``.npz`` hold one 1-D array of integers, booleans,
+            floats or text; ``file.npz:name`` chooses an array of an archive with several. ``.txt`` and ``.csv`` hold
+            UTF-8 text, one label a line; in a ``.csv`` file a label may stand in quotes.
+
+    Returns:
+        ``(n,)``, of the type in the file; the lines of a text file as text, each exactly as it stands there.
+
+    Raises:
+        FileError: the file is missing, empty, cut short, of an unknown kind, or holds something else than labels.
+    """
+    name, array_name = _split_array_name(path)
+    source = Path(name)
+    suffix = source.suffix.lower()
+    if suffix not in LABEL_SUFFIXES:
+        raise FileError(f"{path}: unknown suffix {suffix!r} for labels; wanted one of {', '.join(LABEL_SUFFIXES)}")
+    try:
+        size = _size(source, path)
+        if suffix == ".npy":
+            labels = np.array(_npy_array(source, path, size, _check_labels))
+        elif suffix == ".npz":
+            labels = _npz_array(source, path, array_name, _check_labels)
+        else:
+            labels = _labels_of_lines(source, path, _fields if suffix == ".csv" else _lines)
+    except OSError as error:
+        raise FileError(f"{path}: cannot be read: {error.strerror or error}") from error
+    if labels.dtype.kind == "f" and np.isnan(labels).any():
+        row = int(np.flatnonzero(np.isnan(labels))[0])
+        raise FileError(f"{path}: the label of row {row} is NaN, which equals no label, not even itself")
+    return labels
+
+
+def source_of(path: str) -> Path:
+    """Return the file of ``path``, which may choose an array of it by ``file.npz:name``."""
+    return Path(_split_array_name(path)[0])
 
 
 def _split_array_name(path: str) -> tuple[str, str | None]:
@@ -183,6 +233,8 @@ def _size(source: Path, path: str) -> int:
         raise FileError(f"{path}: is a folder, not a file")
     if not stat.S_ISREG(status.st_mode):
         raise FileError(f"{path}: is not a regular file, so it cannot be mapped into memory")
+    if status.st_size == 0:
+        raise FileError(f"{path}: the file is empty")
     return status.st_size
 
 
@@ -204,24 +256,23 @@ def _blocks(rows: int, row_bytes: int) -> list[tuple[int, int]]:
 # --- NumPy ---------------------------------------------------------------------------------------------------------
 
 
-def _open_npy(source: Path, path: str, size: int) -> VectorFile:
+def _npy_array(source: Path, path: str, size: int, check: _Check) -> Array:
+    """Map the array of a file once ``check`` has not refused its shape and type."""
     with source.open("rb") as stream:
         head = stream.read(_NPY_HEADER_BYTES)
     shape, fortran, dtype, offset = _npy_header(head, path)
-    result_dtype = _vector_dtype(dtype, path)
-    rows, dimension = _matrix_shape(shape, path)
-    _check_length(path, size - offset, rows * dimension * dtype.itemsize, f"an array {shape} of {dtype.name}")
-    values = _map(source, dtype, offset, (rows, dimension), "F" if fortran else "C")
-    return VectorFile(path, source, rows, dimension, result_dtype, values)
+    check(shape, dtype, path)
+    _check_length(path, size - offset, math.prod(shape) * dtype.itemsize, f"an array {shape} of {dtype.name}")
+    return _map(source, dtype, offset, shape, "F" if fortran else "C")
 
 
-def _open_npz(source: Path, path: str, array_name: str | None) -> VectorFile:
+def _npz_array(source: Path, path: str, array_name: str | None, check: _Check) -> Array:
     """Read one array of an archive; its members may be compressed, so they are read and not mapped."""
     try:
         with zipfile.ZipFile(source) as archive:
             member = _choose_member(archive, path, array_name)
             with archive.open(member) as stream:
-                return _read_npz_member(stream, source, path, member)
+                return _read_npz_member(stream, path, member, check)
     except FileError:
         raise
     # A damaged directory of the archive reaches zipfile's decoding and seeking (ValueError, struct.error).
@@ -247,19 +298,17 @@ def _choose_member(archive: zipfile.ZipFile, path: str, array_name: str | None) 
     return next(iter(members.values()))
 
 
-def _read_npz_member(stream: IO[bytes], source: Path, path: str, member: zipfile.ZipInfo) -> VectorFile:
+def _read_npz_member(stream: IO[bytes], path: str, member: zipfile.ZipInfo, check: _Check) -> Array:
     head = stream.read(_NPY_HEADER_BYTES)
     shape, fortran, dtype, offset = _npy_header(head, path)
-    result_dtype = _vector_dtype(dtype, path)
-    rows, dimension = _matrix_shape(shape, path)
-    wanted = rows * dimension * dtype.itemsize
+    check(shape, dtype, path)
+    wanted = math.prod(shape) * dtype.itemsize
     _check_length(path, member.file_size - offset, wanted, f"an array {shape} of {dtype.name}")
     buffer = bytearray(head[offset:])
     while piece := stream.read(_BLOCK_BYTES):  # to the end, where zipfile compares the checksum
         buffer += piece
     _check_length(path, len(buffer), wanted, f"an array {shape} of {dtype.name}")
-    values = np.frombuffer(buffer, dtype=dtype).reshape((rows, dimension), order="F" if fortran else "C")
-    return VectorFile(path, source, rows, dimension, result_dtype, values)
+    return np.frombuffer(buffer, dtype=dtype).reshape(shape, order="F" if fortran else "C")
 
 
 def _npy_header(head: bytes, path: str) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
@@ -301,15 +350,61 @@ def _vector_dtype(dtype: np.dtype[Any], path: str) -> np.dtype[Any]:
     raise FileError(f"{path}: holds {dtype.name} values; wanted float16, float32, float64 or 8- or 16-bit integers")
 
 
-def _matrix_shape(shape: tuple[int, ...], path: str) -> tuple[int, int]:
+def _check_matrix(shape: tuple[int, ...], dtype: np.dtype[Any], path: str) -> None:
+    _vector_dtype(dtype, path)
     if len(shape) != 2:
         raise FileError(f"{path}: a {len(shape)}-D array of shape {shape}; wanted 2-D, one row per vector")
-    rows, dimension = shape
-    if rows < 0 or dimension < 0:
-        raise FileError(f"{path}: the header gives the shape {shape}, which is not possible")
-    if dimension == 0:
+    _check_possible(shape, path)
+    if shape[1] == 0:
         raise FileError(f"{path}: the vectors have dimension 0 (shape {shape})")
-    return rows, dimension
+
+
+def _check_possible(shape: tuple[int, ...], path: str) -> None:
+    if min(shape) < 0:
+        raise FileError(f"{path}: the header gives the shape {shape}, which is not possible")
+
+
+def _check_labels(shape: tuple[int, ...], dtype: np.dtype[Any], path: str) -> None:
+    if dtype.hasobject:
+        raise FileError(f"{path}: an array of Python objects, which is never unpickled; wanted numbers or text")
+    if dtype.kind not in "biufU" or dtype.itemsize == 0:
+        raise FileError(f"{path}: holds {dtype.name} values; wanted labels: integers, booleans, floats or text")
+    if len(shape) != 1:
+        raise FileError(f"{path}: a {len(shape)}-D array of shape {shape}; wanted 1-D, one label per row")
+    _check_possible(shape, path)
+
+
+# --- text ----------------------------------------------------------------------------------------------------------
+
+
+def _labels_of_lines(source: Path, path: str, split: Callable[[IO[str], str], Iterator[str]]) -> Array:
+    try:
+        with source.open(encoding="utf-8-sig", newline=None if split is _lines else "") as stream:
+            labels = list(split(stream, path))
+    except UnicodeDecodeError as error:
+        raise FileError(f"{path}: is not UTF-8 text: byte {error.object[error.start]:#04x}") from error
+    for i, label in enumerate(labels):
+        # NumPy's text ends before its last null characters, so two labels could become one.
+        if not label or "\0" in label:
+            raise FileError(
+                f"{path}: label {i + 1} {'holds a null character' if label else 'is empty'}; wanted one label a line"
+            )
+    return np.array(labels, dtype=np.str_)
+
+
+def _lines(stream: IO[str], path: str) -> Iterator[str]:
+    return (line.removesuffix("\n") for line in stream)
+
+
+def _fields(stream: IO[str], path: str) -> Iterator[str]:
+    reader = csv.reader(stream, strict=True)
+    try:
+        for fields in reader:
+            if len(fields) > 1:
+                raise FileError(f"{path}: line {reader.line_num} has {len(fields)} fields; wanted one label a line")
+            yield fields[0] if fields else ""
+    except csv.Error as error:
+        raise FileError(f"{path}: line {reader.line_num}: {_one_line(error)}") from error
 
 
 # --- benchmark formats ---------------------------------------------------------------------------------------------

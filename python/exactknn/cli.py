@@ -1,9 +1,9 @@
-"""The command line: ``exactknn search`` and ``exactknn info``.
+"""The command line: ``exactknn search``, ``exactknn evaluate`` and ``exactknn info``.
 
 ::
 
-    argv --> arguments --> headers of the files --> outputs staged --> vectors loaded --> _core.knn --> outputs renamed
-             (argparse)    (_files)                 (_files)           (_files)           + progress    into place
+    argv --> arguments --> headers of the files --> outputs staged --> vectors loaded --> _core.knn, --> outputs renamed
+             (argparse)    (_files)                 (_files)           (_files)           _evaluate      into place
                  |             |                        |                                     |
                  +-------------+------------------------+---- one line on stderr, exit code --+
 
@@ -18,13 +18,14 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from exactknn import _METRICS
 
 if TYPE_CHECKING:
+    from exactknn._evaluate import Evaluation, Task
     from exactknn._files import OutputFile, VectorFile
 
 EXIT_FAILURE = 1
@@ -70,6 +71,38 @@ examples:
 
   # read the result
   python -c "import numpy; print(numpy.load('neighbours.npz')['indices'])"
+"""
+
+_EVALUATE_DESCRIPTION = """\
+Score embeddings by retrieval: are the nearest references of a query of its class?
+
+Vectors are read from the files that 'exactknn search' reads. Labels, one for each row, from
+  .npy, .npz           NumPy: one 1-D array of integers, floats, booleans or text; file.npz:name chooses among several
+  .txt, .csv           UTF-8 text, one label a line, no header; text that is all whole numbers is read as numbers
+They are compared exactly.
+"""
+
+_EVALUATE_EPILOG = """\
+metrics (of one query; the value is the mean over queries that have a reference of their class):
+  precision_at_1                 whether the nearest reference is of the query's class
+  r_precision                    share of its class among the first R, R being how many references its class has
+  mean_average_precision_at_r    the same, earlier ranks counted more
+  mean_average_precision         mean of the precisions at the ranks of all references of its class
+  mean_reciprocal_rank           1 / rank of the nearest reference of its class
+  precision_at_<k>               share of its class among the first k
+  recall_at_<k>, hit_rate_at_<k> whether any of the first k is of its class
+  found_fraction_at_<k>          share of the references of its class that are among the first k
+  ndcg_at_<k>                    discounted gain of the first k, 1 when the references of its class come first
+  knn_accuracy_at_<k>            whether its class wins the vote of the first k
+  knn_softmax_accuracy_at_<k>    the same, near ones counted more (temperature 0.07)
+
+examples:
+  # a validation set against itself, and a page to look at
+  exactknn evaluate --embeddings val.npy --labels val_labels.npy --report report.html
+
+  # queries against a gallery, by cosine distance
+  exactknn evaluate --embeddings query.npy --labels query.csv --reference gallery.npy --reference-labels gallery.csv \\
+      --distance cosine --metrics recall_at_1 recall_at_10 mean_average_precision_at_r --json
 """
 
 _INFO_EPILOG = """\
@@ -155,7 +188,7 @@ def _run(argv: Sequence[str] | None) -> int:
         print(f"exactknn {__version__}")
         return 0
     if arguments.command is None:
-        parser.error("a command is wanted: search or info")
+        parser.error("a command is wanted: search, evaluate or info")
     command: Callable[[argparse.Namespace], int] = arguments.run
     return command(arguments)
 
@@ -200,25 +233,12 @@ def _parser() -> argparse.ArgumentParser:
         help="file of the vectors to search among; without it, the queries among themselves, each without itself",
     )
     search.add_argument("-k", required=True, type=_positive, metavar="K", help="neighbours of each query, at least 1")
-    search.add_argument(
-        "--metric",
-        choices=_METRICS,
-        default="sqeuclidean",
-        help="what to rank by: sqeuclidean (default), euclidean and cosine (1 - similarity) smallest first, "
-        "inner_product largest first; cityblock, chebyshev and minkowski (see --p) smallest first",
-    )
-    search.add_argument(
-        "--p",
-        type=_exponent,
-        metavar="P",
-        help="exponent of minkowski, above 0: 1 is cityblock, 2 (default) euclidean, inf chebyshev",
-    )
+    _add_metric(search, "--metric")
     search.add_argument(
         "--exclude-self",
         action="store_true",
         help="the queries are the first rows of the reference: query i never returns row i",
     )
-    search.add_argument("--threads", type=_positive, metavar="N", help="threads to use (default: the cores available)")
     search.add_argument(
         "--output",
         required=True,
@@ -226,11 +246,42 @@ def _parser() -> argparse.ArgumentParser:
         help=".npz (arrays distances and indices), or .ivecs or .ibin (indices alone, int32)",
     )
     search.add_argument("--distances", metavar="OUT2", help="write the distances here too: .fbin or .fvecs (float32)")
-    search.add_argument(
-        "--progress",
-        action=argparse.BooleanOptionalAction,
-        help="show progress on stderr (default: when that is a terminal)",
+    _add_running(search)
+
+    evaluate = commands.add_parser(
+        "evaluate",
+        help="score embeddings and their labels by retrieval",
+        description=_EVALUATE_DESCRIPTION,
+        epilog=_EVALUATE_EPILOG,
+        formatter_class=raw,
+        allow_abbrev=False,
     )
+    evaluate.set_defaults(run=_evaluate)
+    evaluate.add_argument("--embeddings", required=True, metavar="E", help="file of the vectors: the queries")
+    evaluate.add_argument("--labels", required=True, metavar="L", help="file of their labels")
+    evaluate.add_argument(
+        "--reference", metavar="R", help="file of the vectors to search among; without it, all other queries"
+    )
+    evaluate.add_argument("--reference-labels", metavar="RL", help="file of the labels of the reference")
+    evaluate.add_argument(
+        "--metrics",
+        nargs="+",
+        metavar="NAME",
+        help="what to compute, see below (default: the first five); the first orders the classes of the report",
+    )
+    evaluate.add_argument(
+        "-k",
+        type=_neighbours_wanted,
+        default="all",
+        metavar="K",
+        help="neighbours that metrics without a number of their own look at: a number of at least 1, all (default) or "
+        "max: as many as the largest class has references",
+    )
+    _add_metric(evaluate, "--distance")
+    evaluate.add_argument("--per-class", metavar="OUT", help="write the mean of each class here: .csv")
+    evaluate.add_argument("--report", metavar="OUT", help="write one page with figures and tables here: .html")
+    evaluate.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    _add_running(evaluate)
 
     info = commands.add_parser(
         "info",
@@ -243,6 +294,40 @@ def _parser() -> argparse.ArgumentParser:
     info.set_defaults(run=_info)
     info.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
+
+
+def _add_metric(command: argparse.ArgumentParser, name: str) -> None:
+    command.add_argument(
+        name,
+        choices=_METRICS,
+        default="sqeuclidean",
+        help="what to rank by: sqeuclidean (default), euclidean and cosine (1 - similarity) smallest first, "
+        "inner_product largest first; cityblock, chebyshev and minkowski (see --p) smallest first",
+    )
+    command.add_argument(
+        "--p",
+        type=_exponent,
+        metavar="P",
+        help="exponent of minkowski, above 0: 1 is cityblock, 2 (default) euclidean, inf chebyshev",
+    )
+
+
+def _add_running(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--threads", type=_positive, metavar="N", help="threads to use (default: the cores available)")
+    command.add_argument(
+        "--progress",
+        action=argparse.BooleanOptionalAction,
+        help="show progress on stderr (default: when that is a terminal)",
+    )
+
+
+def _neighbours_wanted(text: str) -> int | str:
+    if text in ("all", "max"):
+        return text
+    try:
+        return _positive(text)
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f"wanted a whole number of at least 1, all or max, got {text!r}") from None
 
 
 def _positive(text: str) -> int:
@@ -271,8 +356,7 @@ def _exponent(text: str) -> float:
 def _search(arguments: argparse.Namespace) -> int:
     from exactknn import _files
 
-    if arguments.p is not None and arguments.metric != "minkowski":
-        raise CommandError(f"--p is for --metric minkowski only, got --metric {arguments.metric}")
+    _check_exponent(arguments, "--metric", arguments.metric)
     try:
         query = _files.open_vectors(arguments.query)
         reference = None if arguments.reference is None else _files.open_vectors(arguments.reference)
@@ -285,11 +369,7 @@ def _search(arguments: argparse.Namespace) -> int:
             _files.write_neighbours(neighbours.stream, suffix, distances, indices)
             for output in others:
                 _files.write_matrix(output.stream, os.path.splitext(output.path)[1].lower(), distances)
-            # All are complete before the first gets its name.
-            for output in outputs:
-                output.finish()
-            for output in outputs:
-                output.commit()
+            _put_in_place(outputs)
     except _files.FileError as error:
         raise CommandError(str(error)) from error
     rows, columns = indices.shape
@@ -298,14 +378,15 @@ def _search(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _check_exponent(arguments: argparse.Namespace, option: str, metric: str) -> None:
+    if arguments.p is not None and metric != "minkowski":
+        raise CommandError(f"--p is for {option} minkowski only, got {option} {metric}")
+
+
 def _check_shapes(query: VectorFile, reference: VectorFile | None, arguments: argparse.Namespace) -> None:
     """Refuse what the headers already show to be impossible, in the words of the command line."""
     source = reference or query
-    if query.dimension != source.dimension:
-        raise CommandError(
-            f"--query {query.path} has dimension {query.dimension}, --reference {source.path} has {source.dimension}; "
-            "they must be equal"
-        )
+    _check_dimensions(query, source, "--query")
     exclude_self = reference is None or arguments.exclude_self
     if exclude_self and query.rows > source.rows:
         raise CommandError(
@@ -316,6 +397,14 @@ def _check_shapes(query: VectorFile, reference: VectorFile | None, arguments: ar
     if arguments.k > most:
         without = ", of which a query may return all but itself" if exclude_self else ""
         raise CommandError(f"-k {arguments.k} is too large: {source.path} has {source.rows} rows{without}")
+
+
+def _check_dimensions(query: VectorFile, reference: VectorFile, option: str) -> None:
+    if query.dimension != reference.dimension:
+        raise CommandError(
+            f"{option} {query.path} has dimension {query.dimension}, --reference {reference.path} has "
+            f"{reference.dimension}; they must be equal"
+        )
 
 
 def _open_outputs(
@@ -339,11 +428,25 @@ def _open_outputs(
         if _files.same_file(arguments.output, arguments.distances):
             raise CommandError(f"--output and --distances are one file: {arguments.distances}")
         paths.append(arguments.distances)
+    return _staged(paths, [vectors.path for vectors in (query, reference) if vectors is not None], stack)
+
+
+def _staged(paths: Sequence[str], inputs: Sequence[str], stack: contextlib.ExitStack) -> list[OutputFile]:
+    from exactknn import _files
+
     for path in paths:
-        for vectors in (query, reference):
-            if vectors is not None and _files.same_file(path, vectors.source):
-                raise CommandError(f"{path}: the output would replace the input {vectors.path}")
+        for source in inputs:
+            if _files.same_file(path, _files.source_of(source)):
+                raise CommandError(f"{path}: the output would replace the input {source}")
     return [stack.enter_context(_files.OutputFile(path)) for path in paths]
+
+
+def _put_in_place(outputs: Sequence[OutputFile]) -> None:
+    # All are complete before the first gets its name.
+    for output in outputs:
+        output.finish()
+    for output in outputs:
+        output.commit()
 
 
 def _common_dtype(query: VectorFile, reference: VectorFile | None) -> Any:
@@ -354,28 +457,146 @@ def _common_dtype(query: VectorFile, reference: VectorFile | None) -> Any:
 
 
 def _neighbours(query: VectorFile, reference: VectorFile | None, arguments: argparse.Namespace) -> tuple[Any, Any]:
-    from exactknn import _arrays, _core, _progress
+    from exactknn import _arrays, _core
 
     pair = _arrays.as_pair(query.load(), None if reference is None else reference.load())
+    with _searching(arguments) as progress:
+        return _core.knn(
+            pair.query,
+            pair.reference,
+            arguments.k,
+            arguments.metric,
+            exclude_self=reference is None or arguments.exclude_self,
+            num_threads=arguments.threads,
+            progress=progress,
+            p=arguments.p,
+        )
+
+
+@contextlib.contextmanager
+def _searching(arguments: argparse.Namespace) -> Iterator[Callable[[float], object] | None]:
+    """Show progress where it is wanted, and put what the core refuses into the words of the command line."""
+    from exactknn import _progress
+
     shown = arguments.progress
     if shown is None:
         shown = sys.stderr is not None and sys.stderr.isatty()
     with _progress.reporting(bool(shown)) as progress:
         try:
-            return _core.knn(
-                pair.query,
-                pair.reference,
-                arguments.k,
-                arguments.metric,
-                exclude_self=reference is None or arguments.exclude_self,
-                num_threads=arguments.threads,
-                progress=progress,
-                p=arguments.p,
-            )
+            yield progress
         except (ValueError, TypeError) as error:
             raise CommandError(str(error)) from error
         except RuntimeError as error:
             raise CommandError(f"this is a bug in exactknn, please report it: {error}", EXIT_FAILURE) from error
+
+
+# --- evaluate ------------------------------------------------------------------------------------------------------
+
+
+def _evaluate(arguments: argparse.Namespace) -> int:
+    from exactknn import _evaluate as evaluation
+    from exactknn import _files, _report, _retrieval
+
+    _check_exponent(arguments, "--distance", arguments.distance)
+    if (arguments.reference is None) != (arguments.reference_labels is None):
+        raise CommandError("--reference and --reference-labels go together, got only one of them")
+    metrics = list(dict.fromkeys(arguments.metrics or _retrieval.BUILT_IN))
+    try:
+        evaluation.check_metrics(metrics)
+    except ValueError as error:
+        raise CommandError(f"--metrics: {error}") from error
+    try:
+        with contextlib.ExitStack() as stack:
+            outputs = _open_reports(arguments, stack)
+            task = _task(arguments)
+            with _searching(arguments) as progress:
+                scores = evaluation.evaluate(
+                    task,
+                    metrics,
+                    arguments.k,
+                    details=arguments.report is not None,
+                    num_threads=arguments.threads,
+                    progress=progress,
+                )
+            if "per_class" in outputs:
+                outputs["per_class"].stream.write(_report.per_class_csv(task, scores).encode())
+            if "report" in outputs:
+                names = {name: getattr(arguments, name) for name in _EVALUATED_FILES if getattr(arguments, name)}
+                outputs["report"].stream.write(_report.page(task, scores, names).encode())
+            _put_in_place(list(outputs.values()))
+    except _files.FileError as error:
+        raise CommandError(str(error)) from error
+    _warn_of_gaps(arguments, scores)
+    print(_report.as_json(task, scores) if arguments.json else _report.as_table(task, scores))
+    if not arguments.json:
+        for output in outputs.values():
+            print(f"wrote {output.path}")
+    return 0
+
+
+_EVALUATED_FILES = ("embeddings", "labels", "reference", "reference_labels")
+_EVALUATION_SUFFIXES = {"per_class": (".csv",), "report": (".html", ".htm")}
+
+
+def _open_reports(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> Mapping[str, OutputFile]:
+    from exactknn import _files
+
+    paths = {}
+    for name, suffixes in _EVALUATION_SUFFIXES.items():
+        path = getattr(arguments, name)
+        if path is not None:
+            _files.check_output_suffix(path, suffixes, f"--{name.replace('_', '-')}")
+            paths[name] = path
+    inputs = [path for name in _EVALUATED_FILES if (path := getattr(arguments, name)) is not None]
+    return dict(zip(paths, _staged(list(paths.values()), inputs, stack), strict=True))
+
+
+def _task(arguments: argparse.Namespace) -> Task:
+    """Read the files, whose headers are checked before the values of any is touched."""
+    from exactknn import _arrays, _evaluate, _files
+
+    query = _files.open_vectors(arguments.embeddings)
+    reference = None if arguments.reference is None else _files.open_vectors(arguments.reference)
+    if query.rows == 0:
+        raise CommandError(f"--embeddings {query.path} has no rows; wanted at least one query")
+    _check_dimensions(query, reference or query, "--embeddings")
+    labels = _labels(arguments.labels, "--labels", query)
+    reference_labels = None
+    if reference is not None:
+        reference_labels = _labels(arguments.reference_labels, "--reference-labels", reference)
+    rows = _arrays.as_pair(query.load(), None if reference is None else reference.load())
+    for path, array in ((arguments.embeddings, rows.query), (arguments.reference, rows.reference)):
+        row = None if array is None else _evaluate.first_row_not_finite(array)
+        if row is not None:
+            raise CommandError(f"{path}: row {row} holds a NaN or an infinity; wanted finite values")
+    try:
+        return _evaluate.Task.of(rows, labels, reference_labels, arguments.distance, arguments.p)
+    except ValueError as error:
+        raise CommandError(f"{arguments.labels}, {arguments.reference_labels}: {error}") from error
+
+
+def _labels(path: str, option: str, vectors: VectorFile) -> Any:
+    from exactknn import _files
+
+    labels = _files.read_labels(path)
+    if len(labels) != vectors.rows:
+        header = " (the first line must not be a header)" if len(labels) == vectors.rows + 1 else ""
+        raise CommandError(
+            f"{option} {path} has {len(labels)} labels, {vectors.path} has {vectors.rows} rows; "
+            f"wanted one label for each row{header}"
+        )
+    return labels
+
+
+def _warn_of_gaps(arguments: argparse.Namespace, scores: Evaluation) -> None:
+    if not scores.counted.any():
+        _complain("warning: no query has a reference of its class: every metric is NaN")
+    elif scores.cut_short:
+        _complain(
+            f"warning: -k {arguments.k} is below the largest number of references of a class, "
+            f"{scores.relevant_counts.max()}: {' and '.join(scores.cut_short)} looks at {scores.k} neighbours only; "
+            "-k max looks at as many as are needed"
+        )
 
 
 # --- info ----------------------------------------------------------------------------------------------------------

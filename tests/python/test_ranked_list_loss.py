@@ -335,6 +335,8 @@ COMPILED = [
     {"distance": distances.SNRDistance()},
     {"reducer": reducers.AvgNonZeroReducer()},
     {"reducer": reducers.ClassWeightedReducer([1.0, 2.0, 0.5, 1.0])},
+    {"reducer": reducers.PerAnchorReducer(reducers.ThresholdReducer(low=0.3))},
+    {"reducer": reducers.MultipleReducers({"loss": reducers.SumReducer()})},
     {"embedding_regularizer": lambda x: x.square().mean()},
 ]
 

@@ -2,6 +2,8 @@
 
 Nearest-neighbour backends, called as ``knn(query, k, reference, ref_includes_query)``. They also serve as the
 ``knn_func`` of pytorch-metric-learning's ``AccuracyCalculator``.
+
+``select_threshold`` chooses the distance or similarity at which a pair counts as a match, from labelled pairs.
 """
 
 from __future__ import annotations
@@ -15,9 +17,45 @@ except ModuleNotFoundError as error:
         "exactknn.evaluation needs PyTorch, which is not installed: pip install 'exactknn[torch]'", name="torch"
     ) from error
 
+from exactknn.evaluation.accuracy import AccuracyCalculator
 from exactknn.evaluation.knn import CustomKNN, RustKNN
+from exactknn.evaluation.metrics import (
+    RetrievalInputs,
+    RetrievalMetric,
+    knn_vote_metric,
+    ndcg_metric,
+    precision_at_k,
+)
+from exactknn.evaluation.threshold import (
+    MatchCounts,
+    ThresholdCurve,
+    ThresholdSelection,
+    equal_error_rate,
+    match_accuracy,
+    match_balanced_accuracy,
+    match_f1,
+    match_recall_at_fmr,
+    select_threshold,
+    threshold_curve,
+)
 
 __all__ = [
+    "AccuracyCalculator",
     "CustomKNN",
+    "MatchCounts",
+    "RetrievalInputs",
+    "RetrievalMetric",
     "RustKNN",
+    "ThresholdCurve",
+    "ThresholdSelection",
+    "equal_error_rate",
+    "knn_vote_metric",
+    "match_accuracy",
+    "match_balanced_accuracy",
+    "match_f1",
+    "match_recall_at_fmr",
+    "ndcg_metric",
+    "precision_at_k",
+    "select_threshold",
+    "threshold_curve",
 ]

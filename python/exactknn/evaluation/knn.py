@@ -12,15 +12,16 @@ Nothing of a call is kept in the object, so one object serves many threads and c
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import logging
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from exactknn import _arrays, _core
+from exactknn._retrieval import Groups, Ints, ranks_of
 from exactknn.distances import (
     BatchedDistance,
     CosineSimilarity,
@@ -28,7 +29,7 @@ from exactknn.distances import (
     LpDistance,
     SNRDistance,
 )
-from exactknn.distances.base import check_floating, result_dtype
+from exactknn.distances.base import autocast_off, check_floating, result_dtype
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -101,15 +102,21 @@ class CustomKNN:
         """
         k = _checked(self.distance, query, k, reference, ref_includes_query)
         _log_search(query, k, reference)
-        if self.backend != "torch":
-            support = _native_support(self.distance, query, reference)
-            if support.metric is not None:
-                distances, indices = _native_search(support, query, k, reference, ref_includes_query, None)
-                dtype = torch.promote_types(query.dtype, reference.dtype)
-                return distances.to(result_dtype(dtype, support.normalized)), indices
-            if self.backend == "rust":
-                raise ValueError(f"backend='rust' cannot search here: {support.reason}")
-        return _torch_search(self.distance, query, k, reference, ref_includes_query, self.batch_size)
+        support = self.native_support(query, reference)
+        if support.metric is None:
+            return _torch_search(self.distance, query, k, reference, ref_includes_query, self.batch_size)
+        distances, indices = _native_search(support, query, k, reference, ref_includes_query, None)
+        dtype = torch.promote_types(query.dtype, reference.dtype)
+        return distances.to(result_dtype(dtype, support.normalized)), indices
+
+    def native_support(self, query: Tensor, reference: Tensor) -> NativeSupport:
+        """Whether the core searches these embeddings, or why not."""
+        if self.backend == "torch":
+            return _unsupported("backend is 'torch'")
+        support = _native_support(self.distance, query, reference)
+        if support.metric is None and self.backend == "rust":
+            raise ValueError(f"backend='rust' cannot search here: {support.reason}")
+        return support
 
     def __repr__(self) -> str:
         return f"CustomKNN({self.distance!r}, batch_size={self.batch_size}, backend={self.backend!r})"
@@ -153,14 +160,19 @@ class RustKNN:
         """
         k = _checked(self.distance, query, k, reference, ref_includes_query)
         _log_search(query, k, reference)
-        support = _native_support(self.distance, query, reference)
+        support = self.native_support(query, reference)
         if support.metric is not None:
             return _native_search(support, query, k, reference, ref_includes_query, self.num_threads)
-        if not self._fallback_logged:
-            self._fallback_logged = True
-            _LOGGER.info("searching with torch instead of the Rust core: %s", support.reason)
         distances, indices = _torch_search(self.distance, query, k, reference, ref_includes_query, self.batch_size)
         return distances.float() if distances.dtype in _HALF_DTYPES else distances, indices
+
+    def native_support(self, query: Tensor, reference: Tensor) -> NativeSupport:
+        """Whether the core searches these embeddings, or why not; that is logged once."""
+        support = _native_support(self.distance, query, reference)
+        if support.metric is None and not self._fallback_logged:
+            self._fallback_logged = True
+            _LOGGER.info("searching with torch instead of the Rust core: %s", support.reason)
+        return support
 
     def __repr__(self) -> str:
         return f"RustKNN({self.distance!r}, batch_size={self.batch_size}, num_threads={self.num_threads})"
@@ -281,6 +293,68 @@ def _native_search(
     return torch.from_numpy(distances), torch.from_numpy(indices)
 
 
+def native_ranks(
+    knn_func: CustomKNN | RustKNN,
+    query: Tensor,
+    reference: Tensor,
+    exclude_self: bool,
+    blocks: Iterable[tuple[int, int, Groups]],
+) -> Iterator[tuple[int, int, Ints, Ints]] | None:
+    """Ranks of each query's relevant references, as the search of ``knn_func`` orders all references.
+
+    Args:
+        knn_func: whose distance to use.
+        query: ``(n, d)``.
+        reference: ``(m, d)``.
+        exclude_self: query ``i`` is reference row ``i``, and left out.
+        blocks: of queries, from the first to the last: start, stop, and the relevant references.
+
+    Returns:
+        ``(start, stop, offsets, ranks)`` of each block, the last two as in `Hits`; ``None`` where the core does not
+        search with this distance or here.
+    """
+    support = knn_func.native_support(query, reference)
+    return None if support.metric is None else _ranks(support, knn_func, query, reference, exclude_self, blocks)
+
+
+def _ranks(
+    support: NativeSupport,
+    knn_func: CustomKNN | RustKNN,
+    query: Tensor,
+    reference: Tensor,
+    exclude_self: bool,
+    blocks: Iterable[tuple[int, int, Groups]],
+) -> Iterator[tuple[int, int, Ints, Ints]]:
+    assert support.metric is not None, "the caller asked"
+    pair = _arrays.as_pair(query, None if _same_memory(query, reference) else reference)
+    among = pair.query if pair.reference is None else pair.reference
+    for start, stop, groups in blocks:
+        offsets, ranks = ranks_of(
+            pair.query[start:stop],
+            among,
+            support.metric,
+            groups,
+            exclude_self=exclude_self,
+            first_row=start,
+            bfloat16=pair.bfloat16,
+            num_threads=knn_func.num_threads if isinstance(knn_func, RustKNN) else None,
+            p=support.p,
+        )
+        yield start, stop, offsets, ranks
+
+
+def torch_blocks(
+    knn_func: CustomKNN | RustKNN, query: Tensor, k: int, reference: Tensor, exclude_self: bool
+) -> Iterator[tuple[int, int, Tensor]]:
+    """``(start, stop, indices)`` of consecutive queries, as a call of ``knn_func`` would return them all."""
+    k = _checked(knn_func.distance, query, k, reference, exclude_self)
+    step = knn_func.batch_size or max(1, _CHECK_ELEMENTS // max(len(reference), 1))
+    for start in range(0, len(query), step):
+        block = query[start : start + step]
+        _, indices = _torch_search(knn_func.distance, block, k, reference, exclude_self, None, first_row=start)
+        yield start, start + len(block), indices
+
+
 def _same_memory(left: Tensor, right: Tensor) -> bool:
     return left is right or (
         left.data_ptr() == right.data_ptr()
@@ -292,9 +366,18 @@ def _same_memory(left: Tensor, right: Tensor) -> bool:
 
 
 def _torch_search(
-    distance: Any, query: Tensor, k: int, reference: Tensor, exclude_self: bool, batch_size: int | None
+    distance: Any,
+    query: Tensor,
+    k: int,
+    reference: Tensor,
+    exclude_self: bool,
+    batch_size: int | None,
+    first_row: int = 0,
 ) -> Neighbours:
-    """Blocks of the distance matrix, the nearest of each row kept; never more than one block at a time."""
+    """Blocks of the distance matrix, the nearest of each row kept; never more than one block at a time.
+
+    With ``exclude_self`` query ``i`` is reference row ``first_row + i``.
+    """
     _check_finite(query, "query")
     _check_finite(reference, "reference")
     query, reference = query.detach(), reference.detach()
@@ -311,8 +394,8 @@ def _torch_search(
         dtype = dtype or torch.promote_types(query.dtype, reference.dtype)
         return query.new_empty((n, k), dtype=dtype), query.new_empty((n, k), dtype=torch.long)
 
-    blocks = _Blocks(n, k, len(reference), largest, bool(exclude_self))
-    with torch.no_grad(), _autocast_off(query.device.type):
+    blocks = _Blocks(n, k, len(reference), largest, bool(exclude_self), first_row)
+    with torch.no_grad(), autocast_off(query.device.type):
         if _is_batched(distance):
             # A copy, because its function for the blocks belongs to this call and not to the object.
             batched = copy.copy(distance)
@@ -329,10 +412,11 @@ def _torch_search(
 class _Blocks:
     """Collects the nearest of each row, block by block."""
 
-    def __init__(self, n: int, k: int, m: int, largest: bool, exclude_self: bool) -> None:
+    def __init__(self, n: int, k: int, m: int, largest: bool, exclude_self: bool, first_row: int) -> None:
         self.n, self.k, self.m = n, k, m
         self.largest = largest
         self.exclude_self = exclude_self
+        self.first_row = first_row
         self.distances: Tensor | None = None
         self.indices: Tensor | None = None
 
@@ -343,7 +427,7 @@ class _Blocks:
             raise ValueError(f"distance must return a tensor of shape {(rows, self.m)}, got {given}")
         values, columns = _nearest(mat.detach(), self.k + self.exclude_self, self.largest)
         if self.exclude_self:
-            values, columns = _without_self(values, columns, start)
+            values, columns = _without_self(values, columns, self.first_row + start)
         if self.distances is None or self.indices is None:
             self.distances = values.new_empty((self.n, self.k))
             self.indices = columns.new_empty((self.n, self.k))
@@ -380,12 +464,6 @@ def _is_batched(distance: Any) -> bool:
     return any(
         kind.__qualname__ == "BatchedDistance" and kind.__module__.startswith(_PML) for kind in type(distance).__mro__
     )
-
-
-def _autocast_off(device_type: str) -> contextlib.AbstractContextManager[Any]:
-    if torch.amp.is_autocast_available(device_type):
-        return torch.autocast(device_type, enabled=False)
-    return contextlib.nullcontext()
 
 
 def _check_finite(embeddings: Tensor, name: str) -> None:

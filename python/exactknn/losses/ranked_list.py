@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from exactknn.distances.base import result_dtype
+from exactknn.distances.base import autocast_off, result_dtype
 from exactknn.losses.base import BaseMetricLossFunction
 from exactknn.types import LossDict
 
@@ -99,7 +99,7 @@ class RankedListLoss(BaseMetricLossFunction):
         n = len(embeddings)
         if n == 0:
             return {}
-        with torch.autocast(embeddings.device.type, enabled=False):
+        with autocast_off(embeddings.device.type):
             rows = embeddings.to(result_dtype(embeddings.dtype, normalized=False))
             distances = self.distance(rows).to(rows.dtype)
             if distances.shape != (n, n):

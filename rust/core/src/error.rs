@@ -86,6 +86,29 @@ pub enum Error {
         /// Rows of the reference.
         references: usize,
     },
+    /// With self excluded the queries must be rows of the reference.
+    #[error(
+        "the reference must hold the queries from row {first_row} on when self is excluded: \
+         wanted at least {queries} rows from there, got {references} references in all"
+    )]
+    QueriesOutsideReference {
+        /// The reference row of the first query.
+        first_row: usize,
+        /// Rows of the query.
+        queries: usize,
+        /// Rows of the reference.
+        references: usize,
+    },
+    /// Groups of target rows that contradict themselves or the rows.
+    #[error("{argument} must {wanted}, got {given}")]
+    BadGroups {
+        /// The array that cannot be used.
+        argument: &'static str,
+        /// What it must hold.
+        wanted: String,
+        /// What it holds.
+        given: String,
+    },
     /// A radius that no distance can be held against.
     #[error("r must be a finite number, got {given}")]
     BadRadius {

@@ -11,6 +11,8 @@
 //!
 //! [`RadiusSearch`] finds all rows within a radius by the same steps; `radius` has the loops of its steps 4 to 6.
 //!
+//! [`RankSearch`] counts how many references come before given ones; `ranks` has its loops.
+//!
 //! The answer is the same bytes for every level, thread count and batch. See `docs/exactness.md` for the proof.
 
 mod arch;
@@ -32,6 +34,7 @@ mod pack;
 mod plan;
 mod pool;
 mod radius;
+mod ranks;
 #[cfg(feature = "reference")]
 pub mod reference;
 mod rescore;
@@ -49,4 +52,5 @@ pub use metric::Metric;
 pub use plan::Options;
 pub use pool::{PoolHandle, THREADS_VARIABLE, float_environment, num_threads, set_num_threads};
 pub use radius::{RadiusOptions, RadiusSearch, RowOrder, Within};
+pub use ranks::{Groups, RankOptions, RankSearch, Ranks};
 pub use search::{Neighbours, Search};

@@ -58,6 +58,9 @@ pub trait Output: Copy + Default + PartialEq + Send + Sync + std::fmt::Debug + '
     /// The largest `f64` that rounds to at most `bound`, a finite number: what is rounded and then held against `bound`
     /// is decided by one comparison before rounding.
     fn largest_within(bound: f64) -> f64;
+    /// The largest `f64` that ranks before `rank`, and the largest that ranks at most there; `rank` is one that
+    /// [`Output::ranked`] gave.
+    fn edges_of_rank(rank: f64) -> (f64, f64);
 }
 
 impl Output for f32 {
@@ -85,6 +88,16 @@ impl Output for f32 {
         let middle = wide(below) * 0.5 + wide(below.next_up()) * 0.5;
         if f64::from(middle as f32) <= bound { middle } else { middle.next_down() }
     }
+
+    fn edges_of_rank(rank: f64) -> (f64, f64) {
+        let narrow = rank as f32;
+        if narrow.is_normal() {
+            (Self::largest_within(f64::from(narrow.next_down())), Self::largest_within(rank))
+        } else {
+            // It is the float64 value itself, and no other value ranks there.
+            (rank.next_down(), rank)
+        }
+    }
 }
 
 impl Output for f64 {
@@ -102,6 +115,10 @@ impl Output for f64 {
 
     fn largest_within(bound: f64) -> f64 {
         bound
+    }
+
+    fn edges_of_rank(rank: f64) -> (f64, f64) {
+        (rank.next_down(), rank)
     }
 }
 
@@ -280,6 +297,26 @@ mod tests {
         // 1 + 2^-24 lies between 1 and the next number and goes to 1, which is even.
         assert_eq!(f32::largest_within(1.0), 1.0 + 1.0 / 16_777_216.0);
         assert_eq!(f32::largest_within(0.0), 2f64.powi(-150));
+    }
+
+    #[test]
+    fn the_edges_of_a_rank_stand_beside_the_values_that_have_it() {
+        let mut values = vec![0.0, 5e-324, 1e-60, 0.1, 1.0, 1.5, 3e38, 1e39, f64::MAX, f64::from(f32::MAX)];
+        for exponent in [-150, -149, -140, -127, -126, -3, 0, 24, 127] {
+            for step in [0, 1, 2, 3] {
+                let near = f64::from(f32::from_bits((2f64.powi(exponent) as f32).to_bits() + step));
+                values.extend([near, near.next_up(), near.next_down(), near * (1.0 + 1.0 / 16_777_216.0)]);
+            }
+        }
+        for value in values.clone().into_iter().chain(values.into_iter().map(|value| -value)) {
+            let rank = f32::ranked(value);
+            let (before, at) = f32::edges_of_rank(rank);
+            assert!(f32::ranked(before) < rank, "{before:e} does not rank before {rank:e}");
+            assert!(f32::ranked(before.next_up()) == rank, "{before:e} is not the last before {rank:e}");
+            assert!(f32::ranked(at) == rank, "{at:e} does not rank at {rank:e}");
+            assert!(f32::ranked(at.next_up()) > rank, "{at:e} is not the last at {rank:e}");
+            assert_eq!(f64::edges_of_rank(value), (value.next_down(), value));
+        }
     }
 
     #[test]

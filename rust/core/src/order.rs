@@ -38,6 +38,12 @@ impl Neighbour {
         if metric.largest_first() { 0.0 - self.rank } else { self.rank }
     }
 
+    /// The last float64 values whose rows rank before this one by value alone, and not behind it by value alone.
+    pub(crate) fn edges<O: Output>(self, metric: Metric) -> (f64, f64) {
+        let (before, at) = O::edges_of_rank(self.rank);
+        if metric.largest_first() { (-before, -at) } else { (before, at) }
+    }
+
     #[inline(always)]
     pub(crate) fn row(self) -> u32 {
         self.row

@@ -92,6 +92,10 @@ const SYMMETRIC_ROWS: usize = 4096;
 /// 0.95; 20,000 x 64 at k 1 / 7 / 10: 1.5 / 1.15 / 0.98. Cosine, whose values cost more: 30,000 x 384 at k 1 / 10: 1.3 / 1.15.
 const SYMMETRIC_COLUMNS: usize = 24;
 
+/// Up to this many targets of a query it takes less time to hold every key against each of them than to place every
+/// reference among them by its float64 value.
+const COUNTED_TARGETS: usize = 256;
+
 /// Below this many multiply-adds a search is done before a hand-over to other threads would be.
 const INLINE_WORK: u64 = 1 << 21;
 
@@ -205,6 +209,17 @@ pub(crate) fn sample_rank(k: usize, rows: usize) -> Option<usize> {
     let mean = k as f64 / SAMPLE_STRIDE as f64;
     let rank = (mean + 2.5 * mean.sqrt() + 2.0) as usize;
     (k >= SAMPLED_K && rows / SAMPLE_STRIDE >= 4 * rank).then_some(rank)
+}
+
+/// The filter to begin with for the ranks of so many targets in all. Codes of 8 bits would leave too much open: the targets
+/// of a query may be anywhere in its order, and there the rows are dense.
+pub(crate) fn rank_filter(problem: &Problem, targets: usize, level: Level) -> Filter {
+    let is_many = targets / problem.queries > COUNTED_TARGETS && !problem.metric.is_costly();
+    match problem.filter(level) {
+        Filter::Direct => Filter::Direct,
+        _ if is_many => Filter::Direct,
+        _ => Filter::Float32,
+    }
 }
 
 impl Plan {

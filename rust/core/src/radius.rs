@@ -26,7 +26,7 @@ use crate::level::Simd;
 use crate::matrix::{Element, MatrixRef, Output};
 use crate::metric::Metric;
 use crate::order::Neighbour;
-use crate::pack::{Frame, PackedQuery, PackedReference, try_zeroed};
+use crate::pack::{Frame, PackedQuery, PackedReference, check_finite, try_zeroed};
 use crate::plan::{self, Plan, Problem};
 use crate::pool::{self, PoolHandle, float_environment};
 use crate::rescore::{Prepared, Widened, score};
@@ -236,7 +236,7 @@ impl<E: Element> Job<'_, E> {
     fn run(&self) -> Result<Vec<Part<E::Output>>> {
         let filter = match self.problem.filter(self.options.simd.level()) {
             Filter::Direct => {
-                self.check_references()?;
+                check_finite(self.reference, self.problem.threads)?;
                 let plan = self.plan(Filter::Direct);
                 return self.run_tasks(&plan, |queries, split| self.scan_direct(&plan, queries, split));
             }
@@ -250,21 +250,6 @@ impl<E: Element> Job<'_, E> {
     fn plan(&self, filter: Filter) -> Plan {
         let plan = Plan::new(&self.problem, filter);
         Plan { chunk: plan.chunk.min(CHUNK_ROWS), ..plan }
-    }
-
-    /// Without packing nobody has looked at the references yet; a pass over them is cheap beside what follows.
-    fn check_references(&self) -> Result<()> {
-        let all = 0..self.reference.rows();
-        let is_bad = |row: &usize| !self.reference.row(*row).iter().all(|x| x.to_f64().is_finite());
-        let bad = if self.problem.threads == 1 {
-            all.into_iter().find(is_bad)
-        } else {
-            all.into_par_iter().with_min_len(1024).find_first(is_bad)
-        };
-        match bad.and_then(|row| self.reference.first_non_finite(Argument::Reference, row)) {
-            Some(error) => Err(error),
-            None => Ok(()),
-        }
     }
 
     /// Run `scan` on every task and put together what each chunk of queries found.

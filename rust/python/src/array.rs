@@ -2,7 +2,10 @@
 
 use exactknn_core::{Argument, Element, MatrixRef};
 use half::{bf16, f16};
-use numpy::{PyArray2, PyArrayDescrMethods, PyArrayMethods, PyReadonlyArray2, PyUntypedArray, PyUntypedArrayMethods};
+use numpy::{
+    PyArray1, PyArray2, PyArrayDescrMethods, PyArrayMethods, PyReadonlyArray1, PyReadonlyArray2, PyUntypedArray,
+    PyUntypedArrayMethods,
+};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 
@@ -104,4 +107,28 @@ pub(crate) fn matrix<'a, E: Stored>(
         array.as_slice().map_err(|_| PyValueError::new_err(format!("{argument} must be C-contiguous and aligned")))?
     };
     MatrixRef::new(E::cast(data), rows, dim, argument).into_py()
+}
+
+/// Borrow a list of integers for as long as the returned guard lives.
+pub(crate) fn borrow_integers<'py>(
+    array: &Bound<'py, PyUntypedArray>,
+    name: &str,
+) -> PyResult<PyReadonlyArray1<'py, i64>> {
+    let dtype = array.dtype();
+    if array.ndim() != 1 {
+        return Err(PyValueError::new_err(format!("{name} must have one dimension, got {}", array.ndim())));
+    }
+    if !dtype.is_equiv_to(&numpy::dtype::<i64>(array.py())) {
+        return Err(PyTypeError::new_err(format!(
+            "{name} must be an array of int64 in native byte order, got {dtype}"
+        )));
+    }
+    array.cast::<PyArray1<i64>>()?.try_readonly().map_err(|_| {
+        PyValueError::new_err(format!("{name} is being written to by a running call, it cannot be read now"))
+    })
+}
+
+/// The borrowed integers.
+pub(crate) fn integers<'a>(array: &'a PyReadonlyArray1<'_, i64>, name: &str) -> PyResult<&'a [i64]> {
+    array.as_slice().map_err(|_| PyValueError::new_err(format!("{name} must be C-contiguous and aligned")))
 }

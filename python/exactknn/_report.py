@@ -1,0 +1,586 @@
+"""What ``exactknn evaluate`` shows: a table, JSON, a CSV file of classes, and one HTML page.
+
+    Task, Evaluation --+--> as_table, as_json, per_class_csv: text
+                       +--> page: sections of tables and SVG figures --> one HTML text
+
+The page stands alone: its style and figures are in it, it runs no script and asks no other host for anything. The same
+evaluation gives the same text, so it holds no date. Whatever comes from a file or a path is escaped.
+"""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence, Set
+from typing import Any
+
+import numpy as np
+
+from exactknn import _core, _retrieval
+from exactknn._evaluate import Confusion, Evaluation, PairSample, Task, confusions, pair_sample
+from exactknn._retrieval import Floats, Ints
+
+WORST_CLASSES = 10
+CONFUSIONS = 15
+
+_LONE = "lone: queries without a reference of their class; they are left out of every metric"
+_BINS = 50
+_LABEL_LENGTH = 60
+
+
+# --- text ----------------------------------------------------------------------------------------------------------
+
+
+def as_table(task: Task, evaluation: Evaluation) -> str:
+    """The metrics as lines of text."""
+    counted, lone = _counted_and_lone(evaluation)
+    width = max(map(len, evaluation.values))
+    lines = [
+        f"{_subject(task)}; {_distance_name(task)}, {_count(evaluation.k, 'neighbour', 'neighbours')}",
+        "",
+        f"{'metric':<{width}}  {'value':>7}  {'queries':>9}  {'lone':>9}",
+        *(
+            f"{name:<{width}}  {_retrieval.mean_of(values):>7.4f}  {counted:>9,}  {lone:>9,}"
+            for name, values in evaluation.values.items()
+        ),
+    ]
+    return "\n".join([*lines, *(["", _LONE] if lone else [])])
+
+
+def as_json(task: Task, evaluation: Evaluation) -> str:
+    """The metrics and what they were computed of, as one JSON object; null stands for NaN."""
+    counted, lone = _counted_and_lone(evaluation)
+    means = {name: _retrieval.mean_of(values) for name, values in evaluation.values.items()}
+    facts = {
+        "queries": len(task.query_class),
+        "queries_counted": counted,
+        "queries_lone": lone,
+        "classes": len(np.unique(task.query_class)),
+        "references": len(task.reference),
+        "reference_is_query": task.excludes_self,
+        "distance": task.distance,
+        "p": task.p,
+        "neighbours": evaluation.k,
+        "metrics": {name: None if math.isnan(mean) else mean for name, mean in means.items()},
+    }
+    return json.dumps(facts, indent=2)
+
+
+def per_class_csv(task: Task, evaluation: Evaluation) -> str:
+    """One line a class of the queries, in the order of the labels; no value where its queries are lone."""
+    number = len(task.classes)
+    queries = np.bincount(task.query_class, minlength=number)
+    means = [_retrieval.class_means(values, task.query_class, number) for values in evaluation.values.values()]
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(["class", "queries", *evaluation.values])
+    for code in np.flatnonzero(queries):
+        values = (float(mean[code]) for mean in means)
+        writer.writerow([_name(task, code), queries[code], *("" if math.isnan(value) else value for value in values)])
+    return stream.getvalue()
+
+
+def _counted_and_lone(evaluation: Evaluation) -> tuple[int, int]:
+    counted = int(evaluation.counted.sum())
+    return counted, len(evaluation.counted) - counted
+
+
+def _subject(task: Task) -> str:
+    queries = f"{_count(len(task.query_class), 'query', 'queries')} of {_classes(len(np.unique(task.query_class)))}"
+    if task.excludes_self:
+        return f"{queries}, each against {_count(task.candidates, 'other', 'others')}"
+    return f"{queries} against {_count(len(task.reference), 'reference', 'references')}"
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number:,} {one if number == 1 else many}"
+
+
+def _classes(number: int) -> str:
+    return _count(number, "class", "classes")
+
+
+def _distance_name(task: Task) -> str:
+    return task.distance if task.p is None else f"{task.distance} with p = {task.p:g}"
+
+
+def _name(task: Task, code: int | np.integer[Any]) -> str:
+    return str(task.classes[code].item())
+
+
+# --- page ----------------------------------------------------------------------------------------------------------
+
+_WHAT_IT_SHOWS = {
+    "precision_at_1": "How often the nearest reference is of the same class.",
+    "r_precision": "If a class has R references, the first R neighbours should be these: the share that is.",
+    "mean_average_precision_at_r": "As R-precision, but a mistake costs more the nearer it comes.",
+    "mean_average_precision": "The precision at the rank of each reference of the class, averaged: it also falls when "
+    "the last of them lie far behind.",
+    "mean_reciprocal_rank": "One over the rank of the nearest reference of the class: 1 if it is first, 0.5 if second.",
+}
+_WHAT_IT_SHOWS_AT = {
+    "precision": "Share of the first {k} neighbours that are of the same class. Below 1 where a class has "
+    "fewer than {k} references, however good the embeddings are.",
+    "recall": "How often at least one of the first {k} neighbours is of the same class.",
+    "hit_rate": "How often at least one of the first {k} neighbours is of the same class.",
+    "found_fraction": "Share of the references of the same class that are among the first {k} neighbours.",
+    "ndcg": "1 when the first {k} neighbours are of the same class, as far as it has references; a mistake costs "
+    "more the nearer it comes.",
+    "knn_accuracy": "How often most of the first {k} neighbours vote for the right class.",
+    "knn_softmax_accuracy": "How often the first {k} neighbours vote for the right class, near ones counting more.",
+}
+_DISTANCE_WORDS = {
+    "sqeuclidean": "squared Euclidean distance",
+    "euclidean": "Euclidean distance",
+    "cosine": "cosine distance (1 &minus; similarity)",
+    "inner_product": "inner product",
+    "cityblock": "cityblock distance",
+    "chebyshev": "Chebyshev distance",
+    "minkowski": "Minkowski distance",
+}
+
+_STYLE = """
+:root { color-scheme: light dark; --paper: #ffffff; --ink: #1c2128; --soft: #59626e; --line: #dde1e6;
+  --blue: #1d5fa6; --orange: #b4500b; --track: #eaedf1; }
+@media (prefers-color-scheme: dark) { :root { --paper: #14171b; --ink: #e7e5e1; --soft: #a3abb6; --line: #333a43;
+  --blue: #79b4f2; --orange: #f2a560; --track: #262c34; } }
+@media print { :root { color-scheme: light; --paper: #ffffff; --ink: #000000; --soft: #454c55; --line: #bbc1c9;
+  --blue: #1d5fa6; --orange: #b4500b; --track: #eaedf1; } }
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--paper); color: var(--ink); font: 16px/1.5 system-ui, sans-serif; }
+main { max-width: 60rem; margin: 0 auto; padding: 2.5rem 1.25rem 3rem; }
+h1 { font-size: 1.75rem; line-height: 1.2; margin: 0 0 .5rem; letter-spacing: -.01em; }
+h2 { font-size: 1.2rem; line-height: 1.3; margin: 0 0 .35rem; }
+section { margin-top: 2.75rem; }
+p { margin: 0 0 .9rem; max-width: 44rem; text-wrap: pretty; }
+.soft, figcaption, footer { color: var(--soft); }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; margin: 1rem 0 0; font-size: .9rem; }
+dt { color: var(--soft); }
+dd { margin: 0; overflow-wrap: anywhere; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; font-size: .92rem; font-variant-numeric: tabular-nums; }
+th, td { text-align: left; vertical-align: baseline; padding: .4rem 1rem .4rem 0;
+  border-bottom: 1px solid var(--line); }
+th { font-weight: 600; }
+thead th { color: var(--soft); font-weight: 500; }
+th small { display: block; max-width: 38rem; font-size: .92em; font-weight: 400; color: var(--soft);
+  text-wrap: pretty; }
+bdi { overflow-wrap: anywhere; }
+th:last-child, td:last-child { padding-right: 0; }
+.number { text-align: right; white-space: nowrap; }
+.name { min-width: 6rem; }
+.bar { display: inline-block; width: 6rem; height: .5rem; margin-left: .7rem; background: var(--track);
+  border-radius: .25rem; overflow: hidden; }
+.bar i { display: block; height: 100%; background: var(--blue); }
+.bar, .bar i { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
+.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 22rem), 1fr)); gap: 1.5rem 2rem; }
+.values { margin-top: 1.25rem; }
+figure { margin: 0; }
+figcaption { font-size: .88rem; margin-top: .25rem; }
+figcaption b { color: var(--ink); font-weight: 600; }
+svg { display: block; width: 100%; height: auto; max-width: 34rem; }
+svg text { font: 12px system-ui, sans-serif; fill: var(--soft); }
+svg .grid { stroke: var(--line); stroke-width: 1; }
+svg .one { stroke: var(--blue); stroke-width: 2; fill: none; stroke-linejoin: round; }
+svg .two { stroke: var(--orange); stroke-width: 2; fill: none; stroke-dasharray: 5 3; stroke-linejoin: round; }
+svg .area.one { fill: var(--blue); fill-opacity: .22; }
+svg .area.two { fill: var(--orange); fill-opacity: .22; }
+svg .dot { fill: var(--blue); }
+.key { display: inline-block; width: 1.5rem; border-top: 2px solid var(--blue); margin-right: .35rem;
+  vertical-align: middle; }
+.key.two { border-top: 2px dashed var(--orange); }
+footer { margin-top: 3rem; padding-top: .8rem; border-top: 1px solid var(--line); font-size: .88rem; }
+@media (max-width: 34rem) { main { padding-top: 1.5rem; } h1 { font-size: 1.45rem; } .bar { display: none; } }
+@media print { main { padding: 0; max-width: none; } figure, tr, .pair { break-inside: avoid; }
+  p { break-inside: avoid; } h2, h2 + p, thead { break-after: avoid; } body { font-size: 11pt; } }
+"""
+
+
+def page(task: Task, evaluation: Evaluation, files: Mapping[str, str]) -> str:
+    """The report.
+
+    Args:
+        task: what was evaluated.
+        evaluation: with details.
+        files: paths by what they hold, shown at the top.
+    """
+    confused = confusions(task, evaluation, len(task.query_class))
+    title = f"Retrieval evaluation: {_text(os.path.basename(files['embeddings']))}"
+    sections = [
+        _metrics_section(evaluation),
+        _curves_section(evaluation),
+        _pairs_section(task),
+        _worst_section(task, evaluation, confused),
+        _confusions_section(task, confused[:CONFUSIONS]),
+    ]
+    return "\n".join(
+        [
+            '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">",
+            f"<title>{title}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n<header>",
+            f"<h1>{title}</h1>\n<p>{_subject(task)}.</p>",
+            _facts(task, evaluation, files),
+            "</header>",
+            *sections,
+            f"<footer>exactknn {_core.__version__}. Neighbours are exact: the order is that of float64 distances, ties "
+            "go to the lowest row.</footer>",
+            "</main>\n</body>\n</html>\n",
+        ]
+    )
+
+
+def _facts(task: Task, evaluation: Evaluation, files: Mapping[str, str]) -> str:
+    looked_at = f"all {evaluation.k:,}" if evaluation.k == task.candidates else f"the first {evaluation.k:,}"
+    facts = {name.replace("_", " "): f"<bdi>{_text(path)}</bdi>" for name, path in files.items()}
+    facts["distance"] = _DISTANCE_WORDS[task.distance] + ("" if task.p is None else f", p = {task.p:g}")
+    facts["neighbours looked at"] = f"{looked_at}, unless a metric names a number of its own"
+    return "<dl>" + "".join(f"<dt>{name}</dt><dd>{fact}</dd>" for name, fact in facts.items()) + "</dl>"
+
+
+def _metrics_section(evaluation: Evaluation) -> str:
+    counted, lone = _counted_and_lone(evaluation)
+    rows = []
+    for name, values in evaluation.values.items():
+        mean = _retrieval.mean_of(values)
+        shows = f"{_metric_name(name)}<small>{_what_it_shows(name)}</small>"
+        rows.append([shows, _value(mean) + _bar(mean), f"{counted:,}"])
+    left_out = (
+        f"{_count(lone, 'query is', 'queries are')} lone: without a reference of their class, so that nothing could be "
+        "found for them. They are left out of every metric."
+        if lone
+        else "No query is lone: each has a reference of its class."
+    )
+    table = _table("Metrics", ["metric, and what it shows", "value", "queries"], rows, numbers={1, 2})
+    return _section("Metrics", f"<p>Each value is a mean over queries, from 0 to 1. {left_out}</p>{table}")
+
+
+def _metric_name(name: str) -> str:
+    """The name, which may be broken behind an underscore."""
+    return f"<code>{name.replace('_', '_<wbr>')}</code>"
+
+
+def _what_it_shows(name: str) -> str:
+    if name in _WHAT_IT_SHOWS:
+        return _WHAT_IT_SHOWS[name]
+    family, k = name.rsplit("_at_", 1)
+    return _WHAT_IT_SHOWS_AT[family].format(k=k)
+
+
+def _curves_section(evaluation: Evaluation) -> str:
+    title = "Recall and precision by number of neighbours"
+    assert evaluation.details is not None
+    counts = evaluation.relevant_counts[evaluation.counted]
+    if not len(counts):
+        return _section(title, "<p>Nothing to draw: every query is lone.</p>")
+    number = np.arange(1, len(evaluation.details.first_at) + 1)
+    recall = np.cumsum(evaluation.details.first_at) / len(counts)
+    precision = np.cumsum(evaluation.details.relevant_at) / (len(counts) * number)
+    best = _best_precision(counts, number)
+    shown = [k for k in (1, 2, 5, 10, 20, 50, 100) if k < len(number)] + [len(number)]
+    figures = (
+        _figure(
+            _curve("Recall at k", number, [recall], shown),
+            "<b>Recall@k.</b> How often at least one of the first k neighbours is of the same class."
+            + _axis_words([recall]),
+        ),
+        _figure(
+            _curve("Precision at k", number, [precision, best], shown),
+            '<b>Precision@k.</b> <span class="key"></span>Share of the first k neighbours that are of the same '
+            'class. <span class="key two"></span>The most that is possible: a class with fewer than k references '
+            "cannot fill them." + _axis_words([precision, best]),
+        ),
+    )
+    rows = [
+        [name, *(_value(float(curve[k - 1])) for k in shown)]
+        for name, curve in (("recall@k", recall), ("precision@k", precision), ("most possible", best))
+    ]
+    table = _table(title, ["k", *map(str, shown)], rows, numbers=set(range(1, len(shown) + 1)))
+    return _section(title, f'<div class="pair">{"".join(figures)}</div><div class="values">{table}</div>')
+
+
+def _best_precision(relevant_counts: Ints, number: Ints) -> Floats:
+    """Mean precision at each of ``number`` if all relevant references came first."""
+    most = len(number)
+    # How many queries have at least j relevant references: so many can be right at rank j.
+    at_least = np.bincount(np.minimum(relevant_counts, most), minlength=most + 1)[::-1].cumsum()[::-1][1:]
+    best: Floats = np.cumsum(at_least) / (len(relevant_counts) * number)
+    return best
+
+
+def _pairs_section(task: Task) -> str:
+    title = "Distances within and between classes"
+    if task.distance == "inner_product":
+        title = "Similarities within and between classes"
+    same, other = pair_sample(task, same_class=True), pair_sample(task, same_class=False)
+    kinds = [("same-class pairs", same, "one"), ("other-class pairs", other, "two")]
+    drawn = [(name, sample, style) for name, sample, style in kinds if len(sample.values)]
+    if not drawn:
+        return _section(title, "<p>Nothing to draw: there are no pairs of a query and a reference to measure.</p>")
+    larger = task.distance == "inner_product"
+    words = [
+        f'<p><span class="key {style}"></span>{name.capitalize()}: {_pairs_words(sample)}</p>'
+        for name, sample, style in kinds
+    ]
+    if len(drawn) == 2:
+        middle = float(np.median(same.values))
+        nearer = float(np.mean(other.values > middle if larger else other.values < middle))
+        words.append(
+            f"<p>{nearer:.2%} of the other-class pairs are nearer than the median same-class pair. The less the two "
+            "shapes overlap, the better one threshold can tell whether two rows belong together.</p>"
+        )
+    axis = f"{_DISTANCE_WORDS[task.distance]}; {'larger' if larger else 'smaller'} is nearer"
+    low, high = _span([sample.values for _, sample, _ in drawn])
+    beyond = [float(np.mean((sample.values < low) | (sample.values > high))) for _, sample, _ in drawn]
+    outside = ", ".join(f"{share:.1%} of {name}" for (name, _, _), share in zip(drawn, beyond, strict=True) if share)
+    figure = _figure(
+        _histogram(title, axis, drawn, low, high),
+        f"Share of the pairs of each kind by their value.{f' Beyond the axis: {outside}.' if outside else ''}",
+    )
+    return _section(title, f'<div class="pair">{figure}<div>{"".join(words)}</div></div>')
+
+
+def _pairs_words(sample: PairSample) -> str:
+    if not sample.total:
+        return "there are none."
+    if not len(sample.values):
+        return f"{sample.total:,}, none with a value that float64 holds."
+    taken = f"{sample.measured:,} drawn of {sample.total:,}" if sample.drawn else f"all {sample.total:,}"
+    return f"{taken}; median {np.median(sample.values):.4g}."
+
+
+def _worst_section(task: Task, evaluation: Evaluation, confused: Sequence[Confusion]) -> str:
+    title = "Worst classes"
+    name, values = next(iter(evaluation.values.items()))
+    queries = np.bincount(task.query_class, minlength=len(task.classes))
+    means = _retrieval.class_means(values, task.query_class, len(task.classes))
+    scored = np.flatnonzero(~np.isnan(means))
+    # Of equal ones the class with more queries first.
+    worst = scored[np.lexsort((scored, -queries[scored], means[scored]))][:WORST_CLASSES]
+    instead: dict[int, Confusion] = {}
+    for confusion in confused:
+        instead.setdefault(confusion.query_class, confusion)
+    rows = []
+    for code in map(int, worst):
+        other = instead.get(code)
+        mistaken = (
+            "&ndash;"
+            if other is None
+            else f"{_label(task, other.nearest_class)} ({_share(other.count, queries[code])})"
+        )
+        rows.append([_label(task, code), f"{queries[code]:,}", _value(means[code]) + _bar(means[code]), mistaken])
+    if not rows:
+        return _section(title, "<p>Nothing to show: every query is lone.</p>")
+    which = (
+        f"The lowest {len(rows)} of {_classes(len(scored))}"
+        if len(rows) < len(scored)
+        else f"All {_classes(len(rows))}"
+    )
+    words = (
+        f"{which} by {_metric_name(name)}, lowest first. The last column is the class that a wrong nearest "
+        "reference belongs to most often, and for which share of the queries."
+    )
+    table = _table(title, ["class", "queries", _metric_name(name), "nearest instead"], rows, numbers={1, 2})
+    return _section(title, f"<p>{words}</p>{table}")
+
+
+def _confusions_section(task: Task, confused: Sequence[Confusion]) -> str:
+    title = "Classes most often confused"
+    if not confused:
+        return _section(title, "<p>No query has a nearest reference of a wrong class.</p>")
+    queries = np.bincount(task.query_class, minlength=len(task.classes))
+    rows = [
+        [
+            _label(task, confusion.query_class),
+            _label(task, confusion.nearest_class),
+            f"{confusion.count:,}",
+            _share(confusion.count, queries[confusion.query_class]),
+        ]
+        for confusion in confused
+    ]
+    words = "Queries whose nearest reference is of another class, by these two classes, most frequent first."
+    heads = ["class of the query", "class of the nearest", "queries", "share of the class"]
+    return _section(title, f"<p>{words}</p>{_table(title, heads, rows, numbers={2, 3})}")
+
+
+# --- pieces of HTML ------------------------------------------------------------------------------------------------
+
+
+def _text(text: str) -> str:
+    """Any text as HTML: lone surrogates, as in undecodable paths, cannot be written as UTF-8."""
+    return html.escape(text.encode("utf-8", "backslashreplace").decode())
+
+
+def _label(task: Task, code: int) -> str:
+    name = _name(task, code)
+    if len(name) <= _LABEL_LENGTH:
+        return f"<bdi>{_text(name)}</bdi>"
+    return f'<bdi title="{_text(name)}">{_text(name[: _LABEL_LENGTH - 1])}…</bdi>'
+
+
+def _value(value: float) -> str:
+    return "undefined" if math.isnan(value) else f"{value:.4f}"
+
+
+def _share(count: int, of: int) -> str:
+    return f"{count / of:.1%}"
+
+
+def _bar(value: float) -> str:
+    if math.isnan(value):
+        return ""
+    return f'<span class="bar" aria-hidden="true"><i style="width:{100 * value:.1f}%"></i></span>'
+
+
+def _section(title: str, content: str) -> str:
+    return f"<section>\n<h2>{title}</h2>\n{content}\n</section>"
+
+
+def _table(
+    title: str,
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    numbers: Set[int],
+) -> str:
+    """A table of HTML cells; the first of each row is its header."""
+
+    def kind(column: int) -> str:
+        return f' class="{"number" if column in numbers else "name"}"'
+
+    heads = "".join(f'<th scope="col"{kind(column)}>{text}</th>' for column, text in enumerate(head))
+    lines = []
+    for first, *others in rows:
+        cells = "".join(f"<td{kind(column)}>{text}</td>" for column, text in enumerate(others, start=1))
+        lines.append(f'<tr><th scope="row" class="name">{first}</th>{cells}</tr>')
+    body = "\n".join(lines)
+    table = f'<table aria-label="{title}">\n<thead><tr>{heads}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>'
+    return f'<div class="scroll">{table}</div>'
+
+
+def _figure(svg: str, caption: str) -> str:
+    return f"<figure>{svg}<figcaption>{caption}</figcaption></figure>"
+
+
+# --- figures -------------------------------------------------------------------------------------------------------
+
+_WIDTH, _HEIGHT = 400, 250
+_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 14, 12, 42
+
+
+def _across(share: float) -> float:
+    return _LEFT + share * (_WIDTH - _LEFT - _RIGHT)
+
+
+def _up(share: float) -> float:
+    return _HEIGHT - _BOTTOM - share * (_HEIGHT - _TOP - _BOTTOM)
+
+
+def _svg(
+    title: str, description: str, axis: str, x_ticks: Mapping[str, float], y_ticks: Mapping[str, float], content: str
+) -> str:
+    """A figure with its axes; ticks by their text, as shares of the axis."""
+    name = title.lower().replace(" ", "-")
+    parts = [
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-labelledby="{name}-title {name}-text">',
+        f'<title id="{name}-title">{title}</title><desc id="{name}-text">{description}</desc>',
+    ]
+    for text, share in y_ticks.items():
+        y = _up(share)
+        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<text x="{_LEFT - 7}" y="{y + 4:.1f}" text-anchor="end">{text}</text>')
+    for text, share in x_ticks.items():
+        x = _across(share)
+        parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{_up(0):.1f}" y2="{_up(0) + 5:.1f}"/>')
+        parts.append(f'<text x="{x:.1f}" y="{_up(0) + 18:.1f}" text-anchor="middle">{text}</text>')
+    parts.append(f'<text x="{_across(0.5):.1f}" y="{_HEIGHT - 6}" text-anchor="middle">{axis}</text>')
+    return "".join([*parts, content, "</svg>"])
+
+
+def _curve(title: str, number: Ints, curves: Sequence[Floats], shown: Sequence[int]) -> str:
+    """Curves over k on a logarithmic axis; the first has dots with their values."""
+    low, high = _limits(curves)
+    along = np.log(number) / max(math.log(len(number)), 1e-9)
+
+    def height(value: float) -> float:
+        return _up((value - low) / (high - low))
+
+    parts = []
+    for curve, style in reversed(list(zip(curves, ("one", "two"), strict=False))):
+        points = " ".join(f"{_across(x):.1f},{height(y):.1f}" for x, y in zip(along, curve, strict=True))
+        parts.append(f'<polyline class="{style}" points="{points}"/>')
+    for k in shown:
+        value = float(curves[0][k - 1])
+        parts.append(
+            f'<circle class="dot" cx="{_across(along[k - 1]):.1f}" cy="{height(value):.1f}" r="3.5">'
+            f"<title>k = {k}: {value:.4f}</title></circle>"
+        )
+    ticks = [low + (high - low) * i / 5 for i in range(6)]
+    return _svg(
+        title,
+        f"{title} for k from 1 to {len(number)}: from {curves[0][0]:.4f} to {curves[0][-1]:.4f}. The values are in the "
+        "table below.",
+        "neighbours k (logarithmic)",
+        {str(k): float(along[k - 1]) for k in shown},
+        {f"{tick:.3f}".rstrip("0").rstrip("."): i / 5 for i, tick in enumerate(ticks)},
+        "".join(parts),
+    )
+
+
+def _axis_words(curves: Sequence[Floats]) -> str:
+    low, _ = _limits(curves)
+    return f" The axis begins at {low:g}." if low else ""
+
+
+def _limits(curves: Sequence[Floats]) -> tuple[float, float]:
+    """The smallest of a few ranges within 0 to 1 that holds all values."""
+    lowest, highest = (min(float(curve.min()) for curve in curves), max(float(curve.max()) for curve in curves))
+    for low in (0.98, 0.95, 0.9, 0.8, 0.5):
+        if lowest >= low:
+            return low, 1.0
+    return 0.0, next(high for high in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0) if highest <= high)
+
+
+def _span(kinds: Sequence[Floats]) -> tuple[float, float]:
+    """From where to where the axis goes: a few far values would squeeze all the others into one bar."""
+    ends = []
+    for values in kinds:
+        least, first, third, most = np.quantile(values, [0.0, 0.25, 0.75, 1.0])
+        reach = 4 * (third - first)
+        ends.append((max(least, first - reach), min(most, third + reach)))
+    low, high = float(min(end[0] for end in ends)), float(max(end[1] for end in ends))
+    return (low, high) if low < high else (low - 0.5, high + 0.5)
+
+
+def _histogram(title: str, axis: str, kinds: Sequence[tuple[str, PairSample, str]], low: float, high: float) -> str:
+    edges = np.linspace(low, high, _BINS + 1)
+    shares = [np.histogram(sample.values, edges)[0] / len(sample.values) for _, sample, _ in kinds]
+    top = max(float(share.max()) for share in shares)
+    parts = []
+    for (_, _, style), share in reversed(list(zip(kinds, shares, strict=True))):
+        steps = [f"{_across(0):.1f},{_up(0):.1f}"]
+        for i, part in enumerate(share):
+            y = _up(part / top)
+            steps += [f"{_across(i / _BINS):.1f},{y:.1f}", f"{_across((i + 1) / _BINS):.1f},{y:.1f}"]
+        steps.append(f"{_across(1):.1f},{_up(0):.1f}")
+        parts.append(f'<polyline class="area {style}" points="{" ".join(steps)}"/>')
+    medians = ", ".join(f"{name} {np.median(sample.values):.4g}" for name, sample, _ in kinds)
+    return _svg(
+        title,
+        f"Two histograms of pairs of a query and a reference. Medians: {medians}.",
+        axis,
+        {f"{tick:g}": (tick - low) / (high - low) for tick in _round_numbers(low, high, 5)},
+        {f"{tick:.3%}".rstrip("0%").rstrip(".") + "%": tick / top for tick in _round_numbers(0.0, top, 4)},
+        "".join(parts),
+    )
+
+
+def _round_numbers(low: float, high: float, about: int) -> list[float]:
+    """About so many multiples of 1, 2 or 5 times a power of ten between two numbers."""
+    rough = (high - low) / about
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(step for step in (power, 2 * power, 5 * power, 10 * power) if step >= rough)
+    return [float(f"{i * step:.12g}") for i in range(math.ceil(low / step), math.floor(high / step) + 1)]

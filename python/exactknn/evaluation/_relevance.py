@@ -1,0 +1,131 @@
+"""Which references are relevant to which query, by their labels.
+
+query labels (n,) or (n, L) ──torch.unique──> classes of the queries
+no comparison given:  reference labels ──> code of each reference ──> Codes: equal codes are relevant
+comparison given:     asked for each block of labels ───────────────> Compared
+both ──> relevant references of each query, relevance of its neighbours, Groups for the core
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from exactknn import _retrieval
+from exactknn._retrieval import Bools, Groups, Ints
+
+Comparison = Callable[[Any, Any], Any]
+
+
+class QueryClasses:
+    """The distinct labels of the queries, ascending, and the class of each query."""
+
+    def __init__(self, query_labels: Tensor) -> None:
+        dim = None if query_labels.ndim == 1 else 0  # much faster without
+        self.labels: Tensor
+        self.labels, codes = torch.unique(query_labels, dim=dim, return_inverse=True)
+        self.codes: Ints = codes.cpu().numpy()
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+class Relevance(Protocol):
+    """What the calculator asks of the labels."""
+
+    match_counts: Tensor
+    """References that match each distinct query label, the query's own row included, int64 ``(u,)``."""
+    relevant_counts: Ints
+    """Relevant references of each query, its own row left out, ``(n,)``."""
+
+    def of_neighbours(self, start: int, stop: int, indices: Tensor) -> Bools:
+        """Relevance of the neighbours with these reference rows, for the queries from ``start`` to ``stop``."""
+        ...
+
+    def groups(self) -> Iterator[tuple[int, int, Groups]]:
+        """Blocks of queries, each with the groups of relevant references of its queries."""
+        ...
+
+
+class Codes:
+    """Relevant is what has an equal label."""
+
+    def __init__(
+        self, classes: QueryClasses, query_labels: Tensor, reference_labels: Tensor, own_included: bool
+    ) -> None:
+        for labels, name in ((query_labels, "query_labels"), (reference_labels, "reference_labels")):
+            if bool((labels != labels).any()):
+                row = int((labels != labels).nonzero()[0])
+                raise ValueError(f"{name} must not be NaN, which equals nothing, got it in row {row}")
+        self._classes = classes
+        known = classes.labels.cpu().numpy()
+        wanted = reference_labels.cpu().numpy()
+        places = np.searchsorted(known, wanted)
+        places[places == len(known)] = 0
+        self._reference_codes = np.where(known[places] == wanted, places, -1)
+        counts = np.bincount(self._reference_codes + 1, minlength=len(known) + 1)[1:]
+        self.match_counts = torch.from_numpy(counts).to(query_labels.device)
+        self.relevant_counts = counts[classes.codes] - int(own_included)
+
+    def of_neighbours(self, start: int, stop: int, indices: Tensor) -> Bools:
+        codes = self._reference_codes[indices.cpu().numpy()]
+        relevant: Bools = codes == self._classes.codes[start:stop, np.newaxis]
+        return relevant
+
+    def groups(self) -> Iterator[tuple[int, int, Groups]]:
+        groups = Groups.of_codes(self._classes.codes, self._reference_codes, len(self._classes))
+        for start, stop in _retrieval.blocks_of_ranks(self.relevant_counts):
+            yield start, stop, groups.part(start, stop)
+
+
+class Compared:
+    """Relevant is what a function of the user says, the query's label its first argument."""
+
+    def __init__(
+        self,
+        classes: QueryClasses,
+        query_labels: Tensor,
+        reference_labels: Tensor,
+        own_included: bool,
+        comparison: Comparison,
+    ) -> None:
+        self._query_labels = query_labels
+        self._reference_labels = reference_labels
+        self._comparison = comparison
+        m, step = len(reference_labels), max(1, _retrieval.BLOCK_ELEMENTS // max(len(reference_labels), 1))
+        counts = torch.zeros(len(classes), dtype=torch.int64)
+        for start in range(0, len(classes), step):
+            block = classes.labels[start : start + step]
+            counts[start : start + step] = self._compare(block.unsqueeze(1), reference_labels, (len(block), m)).sum(1)
+        own = self._compare(classes.labels, classes.labels, (len(classes),)) if own_included else torch.zeros(1)
+        self.match_counts = counts.to(query_labels.device)
+        # A comparison that does not match a label with itself has not counted the own row either.
+        self.relevant_counts = (counts - own.to(torch.int64)).numpy()[classes.codes]
+
+    def _compare(self, query: Tensor, reference: Tensor, shape: tuple[int, ...]) -> Tensor:
+        given = self._comparison(query, reference)
+        if not isinstance(given, Tensor) or given.shape != shape:
+            form = tuple(given.shape) if isinstance(given, Tensor) else type(given).__name__
+            raise ValueError(
+                f"label_comparison_fn must return a bool tensor of shape {shape} for labels of shapes "
+                f"{tuple(query.shape)} and {tuple(reference.shape)}, got {form}"
+            )
+        return given.detach().cpu().bool()
+
+    def of_neighbours(self, start: int, stop: int, indices: Tensor) -> Bools:
+        rows = self._query_labels[start:stop].unsqueeze(1)
+        relevant: Bools = self._compare(rows, self._reference_labels[indices], tuple(indices.shape)).numpy()
+        return relevant
+
+    def groups(self) -> Iterator[tuple[int, int, Groups]]:
+        n, m = len(self._query_labels), len(self._reference_labels)
+        step = max(1, _retrieval.BLOCK_ELEMENTS // max(m, 1))
+        for start in range(0, n, step):
+            stop = min(start + step, n)
+            rows = self._query_labels[start:stop].unsqueeze(1)
+            queries, columns = self._compare(rows, self._reference_labels, (stop - start, m)).numpy().nonzero()
+            yield start, stop, Groups.of_pairs(queries, columns, stop - start)

@@ -1,0 +1,805 @@
+"""Retrieval metrics of embeddings against labels.
+
+    get_accuracy(query, labels, reference, labels)
+        -> _inputs          tensors on one device, one dtype; exact labels; everything checked
+        -> _relevance       which references are relevant, how many for each query
+        -> _Selection       how many neighbours each selected metric needs
+             few, or a knn_func that is not ours:  knn_func, once ──> neighbours ──relevance──> Hits, block by block
+             many, with a backend of ours:         ranks of the relevant references ──────────> Hits, block by block
+        -> _retrieval       Hits -> one value per query and metric
+        -> averages         over queries, over classes, or per class
+
+The neighbour matrix of all queries and all references is never formed unless a metric of the user asks for it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from exactknn import _arrays, _retrieval
+from exactknn._retrieval import BUILT_IN, Floats, Hits, Ints, Metric
+from exactknn.distances import LpDistance
+from exactknn.evaluation import knn as _knn
+from exactknn.evaluation._relevance import Codes, Compared, QueryClasses, Relevance
+from exactknn.evaluation.knn import CustomKNN, RustKNN
+from exactknn.evaluation.metrics import (
+    NO_COMPARISON,
+    UNDEFINED,
+    VOTES,
+    RetrievalInputs,
+    RetrievalMetric,
+    vote_named,
+)
+
+_LOGGER = logging.getLogger(__name__)
+
+_PREFIX = "calculate_"
+_CLUSTERING = ("AMI", "NMI")
+_UP_TO_RELEVANT = tuple(name for name, metric in BUILT_IN.items() if metric.up_to_relevant)
+_NUMBERED_NAMES = (*_retrieval.AT_K_NAMES, *(f"{name}_at_<k>" for name in VOTES))
+
+# A backend of ours hands out this many neighbours of each query at most; beyond, ranks are cheaper and need no matrix.
+_MOST_NEIGHBOURS = 128
+
+_OURS = (CustomKNN, RustKNN)
+
+# Largest difference between a query and its own reference row, relative to the row's largest magnitude.
+_SAME_ROW = 1e-5
+
+Values = float | list[float]
+
+
+class AccuracyCalculator:
+    """Retrieval metrics of embeddings: which neighbours of a query have its label?
+
+    Metrics, for a query with ``R`` relevant references (its own row never counts) and ``k`` neighbours, ``rel(j)`` 1
+    where neighbour ``j`` is relevant, ``P(j) = (rel(1) + .. + rel(j)) / j``:
+
+    - ``precision_at_1``: ``rel(1)``.
+    - ``r_precision``: ``(rel(1) + .. + rel(h)) / h`` with ``h = min(R, k)``.
+    - ``mean_average_precision_at_r``: sum of ``rel(j) P(j)`` for ``j <= min(R, k)``, divided by ``R`` (Musgrave et al.,
+      2020, "A Metric Learning Reality Check").
+    - ``mean_average_precision``: sum of ``rel(j) P(j)`` for ``j <= k``, divided by ``R``, also where ``k < R``.
+    - ``mean_reciprocal_rank``: one over the first relevant rank, 0 where none of the ``k`` is relevant.
+    - ``NMI``, ``AMI``: normalised and adjusted mutual information between labels and clusters, by scikit-learn. In the
+      default set only with a ``kmeans_func``.
+
+    Named in ``include`` with any number for ``<k>`` (it neither changes the calculator's ``k`` nor is bounded by it):
+
+    - ``precision_at_<k>``: ``(rel(1) + .. + rel(k)) / k``.
+    - ``recall_at_<k>``: 1 where any of the first ``k`` is relevant, as "Recall@K" is meant in metric learning (Jegou et
+      al., 2011; Oh Song et al., 2016). ``hit_rate_at_<k>``: the same by its name in recommendation.
+    - ``found_fraction_at_<k>``: ``(rel(1) + .. + rel(k)) / R``, recall as in information retrieval.
+    - ``ndcg_at_<k>``: sum of ``rel(j) / log2(j + 1)`` for ``j <= k``, divided by the same sum with
+      ``min(R, k)`` relevant references in front (Järvelin and Kekäläinen, 2002).
+    - ``knn_accuracy_at_<k>``: 1 where the class with most votes of ``k`` neighbours is relevant;
+      ``knn_softmax_accuracy_at_<k>``: votes weighted by ``exp(similarity / 0.07)``. See `knn_vote_metric`.
+
+    A query without a relevant reference is lone and left out of all of these. Ties in distance are ordered by the
+    backend; ours put the lowest reference row first, so a metric of tied rows depends on their order in the reference.
+
+    Args:
+        include: names of metrics; empty: the default set.
+        exclude: names of metrics left out of those.
+        avg_of_avgs: average over classes instead of queries.
+        return_per_class: a list of class means, in the order of `per_class_labels`, instead of one average.
+        k: neighbours looked at by the metrics that have no number of their own: an integer of at least 1, ``None``
+            (all) or ``"max_bin_count"`` (the largest ``R``).
+        label_comparison_fn: ``fn(query_labels, reference_labels)``, a bool tensor of the broadcast leading dimensions,
+            says what is relevant; a last axis of several label columns is consumed. ``None``: equal labels.
+        device: where to work; ``None``: on the query's device.
+        knn_func: called as ``knn_func(query, k, reference, ref_includes_query)``; ``None``: exact search by squared
+            Euclidean distance of the embeddings as they are.
+        kmeans_func: called as ``kmeans_func(query, num_clusters)``, returns a cluster for each row; ``None``:
+            scikit-learn's ``KMeans`` with a fixed seed, when ``NMI`` or ``AMI`` is asked for.
+        custom_metrics: `RetrievalMetric` objects by name; they join the default set.
+
+    A subclass adds metrics as methods ``calculate_<name>(**kwargs)`` and lists them in `requires_knn` or
+    `requires_clustering`. Such a method gets the whole matrix of neighbours.
+
+    Raises:
+        TypeError: ``include`` or ``exclude`` neither tuple nor list, ``custom_metrics`` no mapping of metrics.
+        ValueError: unknown name, name used twice, both averages, or a ``k`` of another kind.
+        NotImplementedError: a ``label_comparison_fn`` together with a metric of clusters.
+        ModuleNotFoundError: ``NMI`` or ``AMI`` without scikit-learn.
+    """
+
+    def __init__(
+        self,
+        include: Sequence[str] = (),
+        exclude: Sequence[str] = (),
+        avg_of_avgs: bool = False,
+        return_per_class: bool = False,
+        k: int | str | None = None,
+        label_comparison_fn: Callable[[Tensor, Tensor], Tensor] | None = None,
+        device: torch.device | str | None = None,
+        knn_func: Any = None,
+        kmeans_func: Any = None,
+        *,
+        custom_metrics: Mapping[str, RetrievalMetric] | None = None,
+    ) -> None:
+        if avg_of_avgs and return_per_class:
+            raise ValueError("avg_of_avgs and return_per_class exclude each other, got both")
+        self.avg_of_avgs = avg_of_avgs
+        self.return_per_class = return_per_class
+        self.k = _checked_k(k)
+        self.label_comparison_fn: Callable[..., Any] = torch.eq if label_comparison_fn is None else label_comparison_fn
+        self.device = None if device is None else torch.device(device)
+        if knn_func is None:
+            knn_func = CustomKNN(LpDistance(normalize_embeddings=False, power=2), batch_size=256)
+        self.knn_func = knn_func
+        self.kmeans_func = kmeans_func
+        self.custom_metrics = self._checked_custom_metrics(custom_metrics)
+        self.per_class_labels: Tensor | None = None
+        """Labels of the classes in a list of class means, in its order, after `get_accuracy`."""
+        self.check_primary_metrics(include, exclude)
+        self._all_selected = len(include) == 0
+        self._excluded = tuple(exclude)
+        self._selected = sorted(set(include or self._default_names()).difference(exclude))
+        self._current = self._selected
+        clustering = set(self.requires_clustering()).intersection(self._selected)
+        if clustering and self.label_comparison_fn is not torch.eq:
+            raise NotImplementedError(
+                f"{', '.join(sorted(clustering))} cannot be computed with a label_comparison_fn: clusters are compared "
+                'by equal labels; leave them out with exclude=("NMI", "AMI")'
+            )
+        self._check_clustering(self._selected)
+
+    # --- what is selected ------------------------------------------------------------------------------------------
+
+    def get_function_dict(
+        self, include: Sequence[str] = (), exclude: Sequence[str] = ()
+    ) -> dict[str, Callable[..., Any]]:
+        """Functions of the metrics chosen at construction, narrowed to ``include`` without ``exclude``, by name.
+
+        Each takes the keyword arguments of a ``calculate_`` method and returns what is reported.
+        """
+        return {name: self._function(name) for name in self._narrowed(include, exclude)}
+
+    @property
+    def original_function_dict(self) -> dict[str, Callable[..., Any]]:
+        """Functions of the metrics chosen at construction."""
+        return self.get_function_dict()
+
+    @property
+    def curr_function_dict(self) -> dict[str, Callable[..., Any]]:
+        """Functions of the metrics of the last selection."""
+        return {name: self._function(name) for name in self._current}
+
+    def get_curr_metrics(self) -> list[str]:
+        """Names of the metrics of the last selection: the constructor's, or the latest call's."""
+        return list(self._current)
+
+    def requires_clustering(self) -> list[str]:
+        """Names of the metrics that need clusters."""
+        return list(_CLUSTERING)
+
+    def requires_knn(self) -> list[str]:
+        """Names of the metrics that need neighbours."""
+        return list(BUILT_IN)
+
+    def check_primary_metrics(self, include: Any = (), exclude: Any = ()) -> None:
+        """Check a selection.
+
+        Raises:
+            TypeError: neither tuple nor list.
+            ValueError: an unknown name.
+        """
+        for names, argument in ((include, "include"), (exclude, "exclude")):
+            if not isinstance(names, (tuple, list)):
+                raise TypeError(f"{argument} must be a tuple or list of metric names, got {type(names).__name__}")
+            for name in names:
+                if not self._is_known(name):
+                    known = ", ".join((*sorted(self._fixed_names()), *_NUMBERED_NAMES))
+                    raise ValueError(f"{argument} must name metrics among {known}; got {name!r}")
+
+    def description(self) -> str:
+        """``"avg_of_avgs"`` when averages are over classes, else nothing."""
+        return "avg_of_avgs" if self.avg_of_avgs else ""
+
+    def _methods(self) -> set[str]:
+        return {name.removeprefix(_PREFIX) for name in dir(self) if name.startswith(_PREFIX)}
+
+    def _fixed_names(self) -> set[str]:
+        return self._methods() | set(self.custom_metrics)
+
+    def _is_known(self, name: Any) -> bool:
+        if not isinstance(name, str):
+            return False
+        return name in self._fixed_names() or _retrieval.metric_named(name) is not None or vote_named(name) is not None
+
+    def _default_names(self) -> tuple[str, ...]:
+        names = self._fixed_names()
+        return tuple(names - set(_CLUSTERING) if self.kmeans_func is None else names)
+
+    def _narrowed(self, include: Sequence[str], exclude: Sequence[str]) -> list[str]:
+        """A call's selection, in alphabetical order. What the constructor left out stays left out."""
+        # A constructor that named nothing has left out nothing either, metrics outside the default set included.
+        allowed = set(self._selected).union(include if self._all_selected else ())
+        return sorted(allowed.intersection(include or self._selected).difference(exclude, self._excluded))
+
+    def _checked_custom_metrics(self, custom_metrics: Any) -> dict[str, RetrievalMetric]:
+        if custom_metrics is None:
+            return {}
+        if not isinstance(custom_metrics, Mapping):
+            raise TypeError(
+                f"custom_metrics must be a mapping of names to RetrievalMetric, got {type(custom_metrics).__name__}"
+            )
+        taken = self._methods()
+        for name, metric in custom_metrics.items():
+            if not isinstance(metric, RetrievalMetric):
+                raise TypeError(f"custom_metrics[{name!r}] must be a RetrievalMetric, got {type(metric).__name__}")
+            if not isinstance(name, str):
+                raise TypeError(f"custom_metrics must have strings as names, got {type(name).__name__}")
+            if name in taken or _retrieval.metric_named(name) or vote_named(name):
+                raise ValueError(f"custom_metrics must have names of their own, {name!r} is a metric already")
+        return dict(custom_metrics)
+
+    def _check_clustering(self, names: Sequence[str]) -> None:
+        named = sorted(set(_CLUSTERING).intersection(names))
+        if named and importlib.util.find_spec("sklearn") is None:
+            raise ModuleNotFoundError(
+                f"{', '.join(named)} needs scikit-learn, which is not installed: pip install 'exactknn[clustering]'",
+                name="sklearn",
+            )
+
+    def _is_ours(self, name: str) -> bool:
+        """Whether no method of a subclass decides the value of this metric."""
+        if name in BUILT_IN:
+            own = getattr(type(self), _PREFIX + name, None) is getattr(AccuracyCalculator, _PREFIX + name)
+            return own and _PREFIX + name not in vars(self)
+        return name not in self._methods()
+
+    def _function(self, name: str) -> Callable[..., Any]:
+        if name in self._methods():
+            method: Callable[..., Any] = getattr(self, _PREFIX + name)
+            return method
+        return functools.partial(self._from_kwargs, name)
+
+    def _retrieval_metric(self, name: str) -> RetrievalMetric | None:
+        return self.custom_metrics.get(name) or vote_named(name)
+
+    # --- metrics as methods: for subclasses, and with arguments made by hand ----------------------------------------
+
+    def calculate_precision_at_1(self, **kwargs: Any) -> Values:
+        """Precision at 1 from the arguments of a ``calculate_`` method."""
+        return self._from_kwargs("precision_at_1", **kwargs)
+
+    def calculate_r_precision(self, **kwargs: Any) -> Values:
+        """R-precision from the arguments of a ``calculate_`` method."""
+        return self._from_kwargs("r_precision", **kwargs)
+
+    def calculate_mean_average_precision(self, **kwargs: Any) -> Values:
+        """Mean average precision from the arguments of a ``calculate_`` method."""
+        return self._from_kwargs("mean_average_precision", **kwargs)
+
+    def calculate_mean_average_precision_at_r(self, **kwargs: Any) -> Values:
+        """Mean average precision at R from the arguments of a ``calculate_`` method."""
+        return self._from_kwargs("mean_average_precision_at_r", **kwargs)
+
+    def calculate_mean_reciprocal_rank(self, **kwargs: Any) -> Values:
+        """Mean reciprocal rank from the arguments of a ``calculate_`` method."""
+        return self._from_kwargs("mean_reciprocal_rank", **kwargs)
+
+    def calculate_NMI(self, query_labels: Any, cluster_labels: Any, **kwargs: Any) -> float:
+        """Normalised mutual information, arithmetic mean of the entropies, by scikit-learn."""
+        from sklearn.metrics import normalized_mutual_info_score
+
+        return float(normalized_mutual_info_score(_flat_codes(query_labels), _flat_codes(cluster_labels)))
+
+    def calculate_AMI(self, query_labels: Any, cluster_labels: Any, **kwargs: Any) -> float:
+        """Adjusted mutual information, arithmetic mean of the entropies, by scikit-learn."""
+        from sklearn.metrics import adjusted_mutual_info_score
+
+        return float(adjusted_mutual_info_score(_flat_codes(query_labels), _flat_codes(cluster_labels)))
+
+    def get_cluster_labels(self, query: Tensor, query_labels: Tensor, **kwargs: Any) -> Any:
+        """Cluster of each query, with as many clusters as there are distinct values in the labels."""
+        num_clusters = len(torch.unique(query_labels.flatten()))
+        _LOGGER.info("k-means of %d rows into %d clusters", len(query), num_clusters)
+        if self.kmeans_func is not None:
+            return self.kmeans_func(query, num_clusters)
+        from sklearn.cluster import KMeans
+
+        kmeans = KMeans(num_clusters, n_init=1, max_iter=20, random_state=0)
+        return torch.from_numpy(kmeans.fit_predict(query.cpu().numpy())).to(query.device)
+
+    def determine_k(self, bin_counts: Tensor, num_reference_embeddings: int, ref_includes_query: bool) -> int:
+        """Neighbours for the metrics that have no number of their own.
+
+        Args:
+            bin_counts: references that match each distinct query label, the query's own row included.
+            num_reference_embeddings: reference rows.
+            ref_includes_query: whether the queries are the first of them.
+
+        Returns:
+            A number of at least 0; what goes beyond the references there are is cut off.
+        """
+        if self.k == "max_bin_count":
+            return int(bin_counts.max()) - int(ref_includes_query)
+        if self.k is None:
+            return num_reference_embeddings - int(ref_includes_query)
+        return int(self.k)
+
+    def _get_accuracy(self, function_dict: Mapping[str, Callable[..., Any]], **kwargs: Any) -> dict[str, Any]:
+        return {name: function(**kwargs) for name, function in function_dict.items()}
+
+    def _from_kwargs(self, name: str, **kwargs: Any) -> Values:
+        """One metric from neighbours' labels, as a ``calculate_`` method gets them."""
+        query_labels = torch.as_tensor(kwargs["query_labels"])
+        knn_labels = torch.as_tensor(kwargs["knn_labels"]).to(query_labels.device)
+        labels, counts = (torch.as_tensor(part).to(query_labels.device) for part in kwargs["label_counts"])
+        included = bool(kwargs.get("ref_includes_query", False))
+        counted = torch.as_tensor(kwargs["not_lone_query_mask"]).cpu().numpy()
+        relevance = self.label_comparison_fn(query_labels.unsqueeze(1), knn_labels).cpu().numpy()
+        own = self.label_comparison_fn(labels, labels) if included else torch.zeros(len(labels))
+        codes = codes_among(query_labels, labels)
+        counted = counted & (codes >= 0)
+        relevant_counts = np.where(counted, (counts.cpu().long() - own.cpu().long()).numpy()[codes], 0)
+        ranked = _retrieval.metric_named(name)
+        if ranked is not None:
+            values = ranked.values(Hits.from_relevance(relevance, relevant_counts))
+            return self._average(values, codes, len(labels), counted)
+        metric = self._retrieval_metric(name)
+        if metric is None:
+            raise ValueError(f"name must be a metric that this calculator knows, got {name!r}")
+        inputs = RetrievalInputs(
+            relevant_counts=torch.from_numpy(relevant_counts),
+            reference_labels=kwargs["reference_labels"],
+            ref_includes_query=included,
+            query_labels=query_labels,
+            knn_labels=knn_labels,
+            knn_distances=kwargs.get("knn_distances"),
+            relevance=torch.from_numpy(relevance),
+        )
+        values = _checked_values(name, metric.function(inputs), len(query_labels))
+        mask = counted if metric.exclude_lone_queries else np.ones_like(counted)
+        return self._average(values, codes, len(labels), mask)
+
+    def _average(self, values: Floats, codes: Any, number: int, counted: Any) -> Values:
+        """What is reported of one value per query, of those that are counted."""
+        values = np.where(counted, values, math.nan)
+        if not (self.avg_of_avgs or self.return_per_class):
+            return _retrieval.mean_of(values)
+        means = _retrieval.class_means(values, codes, number)
+        if self.avg_of_avgs:
+            return _retrieval.mean_of(means)
+        listed = np.unique(codes[counted]) if counted.any() else slice(None)
+        means_listed: list[float] = means[listed].tolist()
+        return means_listed
+
+    # --- one evaluation ----------------------------------------------------------------------------------------------
+
+    def get_accuracy(
+        self,
+        query: Any,
+        query_labels: Any,
+        reference: Any = None,
+        reference_labels: Any = None,
+        ref_includes_query: bool = False,
+        include: Sequence[str] = (),
+        exclude: Sequence[str] = (),
+    ) -> dict[str, Any]:
+        """Evaluate embeddings, tensors or arrays, against a reference or against themselves.
+
+        Args:
+            query: ``(n, d)``, finite; ``n`` at least 1.
+            query_labels: ``(n,)`` numbers, compared exactly; ``(n, columns)`` with a ``label_comparison_fn``.
+            reference: ``(m, d)``, finite; ``None``: the queries, each left out of its own neighbours.
+            reference_labels: ``(m,)`` or ``(m, columns)``, given exactly when ``reference`` is.
+            ref_includes_query: the first ``n`` reference rows are the queries, each left out of its own neighbours.
+            include: metrics among those chosen at construction; empty: all of them.
+            exclude: metrics left out.
+
+        Returns:
+            Values by metric name, in alphabetical order: a float, with ``return_per_class`` a list of floats. NaN where
+            every query is lone.
+
+        Raises:
+            TypeError: what is no number, a wrong ``include``.
+            ValueError: shapes, lengths, NaN or infinity (by argument and row), a reference that does not begin with the
+                queries although ``ref_includes_query`` says so, or a ``knn_func`` that returns impossible rows.
+        """
+        self.check_primary_metrics(include, exclude)
+        self._current = self._narrowed(include, exclude)
+        self._check_clustering(self._current)
+        if (reference is None) != (reference_labels is None):
+            given, missing = (
+                ("reference", "reference_labels") if reference_labels is None else ("reference_labels", "reference")
+            )
+            raise ValueError(f"{missing} must be given together with {given}")
+        with torch.no_grad():
+            query = _embeddings(query, "query", self.device)
+            device = query.device
+            query_labels = _labels(query_labels, "query_labels", device)
+            if reference is None:
+                reference, reference_labels, ref_includes_query = query, query_labels, True
+            else:
+                reference = _embeddings(reference, "reference", device)
+                reference_labels = _labels(reference_labels, "reference_labels", device)
+                dtype = torch.promote_types(query.dtype, reference.dtype)
+                query, reference = query.to(dtype), reference.to(dtype)
+                dtype = _common_label_dtype(query_labels, reference_labels)
+                query_labels, reference_labels = query_labels.to(dtype), reference_labels.to(dtype)
+            ref_includes_query = bool(ref_includes_query)
+            _check_inputs(query, query_labels, reference, reference_labels, ref_includes_query)
+            run = _Run(self, query, query_labels, reference, reference_labels, ref_includes_query)
+            return run.values()
+
+
+class _Needs(NamedTuple):
+    """How many neighbours an evaluation looks at."""
+
+    resolved: int
+    """For metrics without a number of their own."""
+    for_ranks: int
+    """For the metrics of ranks."""
+    columns: int
+    """To ask the search for."""
+    by_rank: bool
+    """Whether ranks come from a backend of ours, not from those columns."""
+
+
+class _Run:
+    """One evaluation: holds its tensors for as long as it lasts."""
+
+    def __init__(
+        self,
+        calculator: AccuracyCalculator,
+        query: Tensor,
+        query_labels: Tensor,
+        reference: Tensor,
+        reference_labels: Tensor,
+        ref_includes_query: bool,
+    ) -> None:
+        self.calculator = calculator
+        self.query, self.query_labels = query, query_labels
+        self.reference, self.reference_labels = reference, reference_labels
+        self.own_included = ref_includes_query
+        self.n, self.available = len(query), len(reference) - ref_includes_query
+        self.ranked: dict[str, Metric] = {}
+        self.custom: dict[str, RetrievalMetric] = {}
+        self.methods: list[str] = []
+        for name in calculator.get_curr_metrics():
+            ranked, custom = _retrieval.metric_named(name), calculator._retrieval_metric(name)
+            if not calculator._is_ours(name):
+                self.methods.append(name)
+            elif ranked is not None:
+                self.ranked[name] = ranked
+            elif custom is not None:
+                self.custom[name] = custom
+        self.methods_search = bool(set(self.methods).intersection(calculator.requires_knn()))
+
+    def values(self) -> dict[str, Any]:
+        """What is reported, by name."""
+        calculator = self.calculator
+        calculator.per_class_labels = None
+        reported: dict[str, Any] = {}
+        kwargs: dict[str, Any] = {
+            "query": self.query,
+            "reference": self.reference,
+            "query_labels": self.query_labels,
+            "reference_labels": self.reference_labels,
+            "ref_includes_query": self.own_included,
+            "label_comparison_fn": calculator.label_comparison_fn,
+        }
+        if self.ranked or self.custom or self.methods_search:
+            reported.update(self._neighbour_metrics(kwargs))
+        if set(self.methods).intersection(calculator.requires_clustering()):
+            kwargs["cluster_labels"] = calculator.get_cluster_labels(**kwargs)
+        functions = {name: calculator._function(name) for name in self.methods}
+        reported.update(calculator._get_accuracy(functions, **kwargs))
+        return dict(sorted(reported.items()))
+
+    def _neighbour_metrics(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Metrics of neighbours; adds to the arguments of methods what the search found."""
+        classes = QueryClasses(self.query_labels)
+        relevance = self._relevance(classes)
+        relevant_counts = np.zeros(self.n, np.int64) if relevance is None else relevance.relevant_counts
+        counted = relevant_counts > 0
+        if relevance is not None and not counted.any():
+            _LOGGER.warning("no query has a relevant reference: every metric of neighbours is NaN")
+        needs = self._needs(classes, relevant_counts)
+        distances, indices = self._search(needs.columns)
+        reported: dict[str, Any] = {}
+        if self.ranked:
+            assert relevance is not None, "labels without a meaning of relevant were refused"
+            for name, values in self._ranked_values(relevance, needs, indices).items():
+                reported[name] = self.calculator._average(values, classes.codes, len(classes), counted)
+        for name, metric in self.custom.items():
+            width = self._limit(metric.neighbors, needs.resolved)
+            inputs = self._inputs(relevance, distances[:, :width], indices[:, :width])
+            values = _checked_values(name, metric.function(inputs), self.n)
+            if metric.exclude_lone_queries and relevance is None:
+                raise ValueError(NO_COMPARISON)
+            mask = counted if metric.exclude_lone_queries else np.ones(self.n, dtype=bool)
+            reported[name] = self.calculator._average(values, classes.codes, len(classes), mask)
+
+        lone = np.ones(len(classes), dtype=bool)
+        lone[classes.codes[counted]] = False
+        device = self.query.device
+        self.calculator.per_class_labels = classes.labels[torch.from_numpy(~lone if counted.any() else lone).to(device)]
+        if self.methods:
+            width = min(needs.columns, needs.resolved)
+            kwargs["label_counts"] = (classes.labels, None if relevance is None else relevance.match_counts)
+            kwargs["knn_labels"] = self.reference_labels[indices[:, :width]]
+            kwargs["knn_distances"] = distances[:, :width]
+            kwargs["lone_query_labels"] = classes.labels[torch.from_numpy(lone).to(device)]
+            kwargs["not_lone_query_mask"] = torch.from_numpy(counted).to(device)
+        return reported
+
+    def _needs(self, classes: QueryClasses, relevant_counts: Ints) -> _Needs:
+        most = int(relevant_counts.max())
+        resolved = self._resolved(classes, relevant_counts)
+        self._warn_of_small_k(most)
+        for_ranks = max((self._needed(metric, resolved, most) for metric in self.ranked.values()), default=0)
+        for_ranks = for_ranks if most else 0
+        given = [self._limit(metric.neighbors, resolved) for metric in self.custom.values()]
+        if self.methods:
+            # A method that needs neighbours may rely on all that k says; another gets what was found for the rest.
+            given.append(resolved if self.methods_search else for_ranks)
+        for_given = max(given, default=0)
+        by_rank = for_ranks > max(for_given, _MOST_NEIGHBOURS) and type(self.calculator.knn_func) in _OURS
+        return _Needs(resolved, for_ranks, for_given if by_rank else max(for_given, for_ranks), by_rank)
+
+    def _ranked_values(self, relevance: Relevance, needs: _Needs, indices: Tensor) -> dict[str, Floats]:
+        """One value per query for each metric of ranks, formed in blocks of queries."""
+        values = {name: np.full(self.n, math.nan) for name in self.ranked}
+        if needs.for_ranks == 0:
+            return values
+        if needs.by_rank:
+            blocks = self._ranks(relevance, needs.for_ranks)
+        else:
+            blocks = _blocks_of(relevance, indices[:, : needs.for_ranks])
+        for start, stop, hits in blocks:
+            for name, metric in self.ranked.items():
+                limit = needs.resolved if metric.neighbours is None else hits.k
+                values[name][start:stop] = metric.values(hits.first(limit))
+        return values
+
+    def _relevance(self, classes: QueryClasses) -> Relevance | None:
+        comparison = self.calculator.label_comparison_fn
+        if comparison is not torch.eq:
+            return Compared(classes, self.query_labels, self.reference_labels, self.own_included, comparison)
+        if self.query_labels.ndim == 1:
+            return Codes(classes, self.query_labels, self.reference_labels, self.own_included)
+        if self.ranked or self.methods_search:
+            raise ValueError(NO_COMPARISON)
+        return None
+
+    def _resolved(self, classes: QueryClasses, relevant_counts: Ints) -> int:
+        """Neighbours for the metrics without a number of their own, at most those that there are."""
+        per_class = np.zeros(len(classes), np.int64)
+        per_class[classes.codes] = relevant_counts
+        # As if each own row were counted, which a comparison that does not match a label with itself leaves out.
+        bin_counts = torch.from_numpy(per_class + int(self.own_included))
+        k = self.calculator.determine_k(bin_counts, len(self.reference), self.own_included)
+        resolved: int = min(_arrays.as_count(k, "what determine_k returns", minimum=0), self.available)
+        return resolved
+
+    def _warn_of_small_k(self, most: int) -> None:
+        k = self.calculator.k
+        affected = [name for name in _UP_TO_RELEVANT if name in self.calculator.get_curr_metrics()]
+        if isinstance(k, int) and k < most and affected:
+            _LOGGER.warning(
+                "k=%d is below the largest number of relevant references, %d: %s looks at %d neighbours only. "
+                "k='max_bin_count' looks at as many as are needed.",
+                k,
+                most,
+                " and ".join(affected),
+                k,
+            )
+
+    def _limit(self, neighbours: int | None, resolved: int) -> int:
+        return resolved if neighbours is None else min(neighbours, self.available)
+
+    def _needed(self, metric: Metric, resolved: int, most: int) -> int:
+        return min(resolved, most) if metric.up_to_relevant else self._limit(metric.neighbours, resolved)
+
+    def _search(self, columns: int) -> tuple[Tensor, Tensor]:
+        """``columns`` neighbours of each query by the calculator's ``knn_func``."""
+        if columns == 0:
+            return self.query.new_empty((self.n, 0)), self.query.new_empty((self.n, 0), dtype=torch.long)
+        _LOGGER.info("evaluating %d queries with k=%d, dimension %d", self.n, columns, self.query.shape[1])
+        distances, indices = self.calculator.knn_func(self.query, columns, self.reference, self.own_included)
+        indices = _checked_indices(indices, (self.n, columns), len(self.reference)).to(self.query.device)
+        return torch.as_tensor(distances).to(self.query.device), indices
+
+    def _ranks(self, relevance: Relevance, columns: int) -> Iterator[tuple[int, int, Hits]]:
+        """Ranks of the relevant references by a backend of ours, without a matrix of neighbours."""
+        _LOGGER.info("evaluating %d queries with k=%d, dimension %d", self.n, columns, self.query.shape[1])
+        knn_func = self.calculator.knn_func
+        counts = relevance.relevant_counts
+        ranks = _knn.native_ranks(knn_func, self.query, self.reference, self.own_included, relevance.groups())
+        if ranks is not None:
+            for start, stop, offsets, found in ranks:
+                yield start, stop, Hits(found, offsets, counts[start:stop], self.available)
+            return
+        blocks = _knn.torch_blocks(knn_func, self.query, columns, self.reference, self.own_included)
+        for start, stop, indices in blocks:
+            yield start, stop, Hits.from_relevance(relevance.of_neighbours(start, stop, indices), counts[start:stop])
+
+    def _inputs(self, relevance: Relevance | None, distances: Tensor, indices: Tensor) -> RetrievalInputs:
+        mask = counts = UNDEFINED
+        if relevance is not None:
+            parts = [relevance.of_neighbours(start, stop, part) for start, stop, part in _row_blocks(indices)]
+            mask = torch.from_numpy(np.concatenate(parts)).to(self.query.device)
+            counts = torch.from_numpy(relevance.relevant_counts).to(self.query.device)
+        return RetrievalInputs(
+            relevant_counts=counts,
+            reference_labels=self.reference_labels,
+            ref_includes_query=self.own_included,
+            query_labels=self.query_labels,
+            knn_labels=self.reference_labels[indices],
+            knn_distances=distances,
+            knn_indices=indices,
+            relevance=mask,
+        )
+
+
+def _row_blocks(indices: Tensor) -> Iterator[tuple[int, int, Tensor]]:
+    n, k = indices.shape
+    step = max(1, _retrieval.BLOCK_ELEMENTS // max(k, 1))
+    for start in range(0, n, step):
+        stop = min(start + step, n)
+        yield start, stop, indices[start:stop]
+
+
+def _blocks_of(relevance: Relevance, indices: Tensor) -> Iterator[tuple[int, int, Hits]]:
+    for start, stop, part in _row_blocks(indices):
+        found = relevance.of_neighbours(start, stop, part)
+        yield start, stop, Hits.from_relevance(found, relevance.relevant_counts[start:stop])
+
+
+def codes_among(labels: Tensor, known: Tensor) -> Ints:
+    """Place of each label in ``known``, -1 where it is not there, ``(n,)``."""
+    distinct, inverse = torch.unique(torch.cat([known.to(labels.dtype), labels]), dim=0, return_inverse=True)
+    place = torch.full((len(distinct),), -1, device=inverse.device)
+    place[inverse[: len(known)]] = torch.arange(len(known), device=inverse.device)
+    codes: Ints = place[inverse[len(known) :]].cpu().numpy()
+    return codes
+
+
+def _flat_codes(labels: Any) -> Any:
+    """Labels as whole numbers: which are equal is all that counts."""
+    return torch.unique(torch.as_tensor(labels).flatten(), return_inverse=True)[1].cpu().numpy()
+
+
+# --- arguments -----------------------------------------------------------------------------------------------------
+
+
+def _checked_k(k: Any) -> int | str | None:
+    if k is None:
+        return None
+    if isinstance(k, str) and k == "max_bin_count":
+        return k
+    try:
+        return _arrays.as_count(k, "k", minimum=1)
+    except (TypeError, ValueError):
+        raise ValueError(f"k must be an integer of at least 1, None or 'max_bin_count', got {k!r}") from None
+
+
+def _tensor(values: Any, name: str) -> Tensor:
+    if isinstance(values, Tensor):
+        return values.detach()
+    array = np.asarray(values)
+    if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
+        if array.dtype.kind == "V" and array.dtype.name == "bfloat16":
+            return torch.from_numpy(np.array(array).view(np.int16)).view(torch.bfloat16)
+        raise TypeError(f"{name} must hold numbers, got {array.dtype}")
+    if array.dtype.kind == "u" and array.dtype.itemsize > 1:
+        if array.size and int(array.max()) > np.iinfo(np.int64).max:
+            raise ValueError(f"{name} must fit into 64-bit integers with a sign, got {int(array.max())}")
+        array = array.astype(np.int64)
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
+    if not array.flags.writeable or any(stride < 0 for stride in array.strides):
+        array = array.copy()  # torch shares neither
+    return torch.from_numpy(array)
+
+
+def _embeddings(values: Any, name: str, device: torch.device | None) -> Tensor:
+    rows = _tensor(values, name)
+    rows = rows if device is None else rows.to(device)
+    if rows.is_complex():
+        raise TypeError(f"{name} must hold real numbers, got {rows.dtype}")
+    return rows if rows.dtype in (torch.float32, torch.float64) else rows.float()
+
+
+def _labels(values: Any, name: str, device: torch.device) -> Tensor:
+    labels = _tensor(values, name).to(device)
+    if labels.is_complex():
+        raise TypeError(f"{name} must hold real numbers, got {labels.dtype}")
+    return labels if labels.is_floating_point() else labels.long()
+
+
+def _common_label_dtype(query_labels: Tensor, reference_labels: Tensor) -> torch.dtype:
+    if query_labels.is_floating_point() == reference_labels.is_floating_point():
+        return torch.promote_types(query_labels.dtype, reference_labels.dtype)
+    return torch.float64
+
+
+def _check_inputs(
+    query: Tensor, query_labels: Tensor, reference: Tensor, reference_labels: Tensor, own_included: bool
+) -> None:
+    for rows, labels, name in ((query, query_labels, "query"), (reference, reference_labels, "reference")):
+        if rows.ndim != 2:
+            raise ValueError(f"{name} must be 2-D (rows, dimensions), got shape {tuple(rows.shape)}")
+        if labels.ndim not in (1, 2):
+            raise ValueError(f"{name}_labels must be 1-D, or 2-D with several columns, got shape {tuple(labels.shape)}")
+        if len(rows) != len(labels):
+            raise ValueError(f"{name} and {name}_labels must have the same length, got {len(rows)} and {len(labels)}")
+        _knn._check_finite(rows, name)
+    if len(query) == 0:
+        raise ValueError("query must have at least one row, got none")
+    if query.shape[1] != reference.shape[1]:
+        raise ValueError(
+            f"query and reference must have the same dimension, got {query.shape[1]} and {reference.shape[1]}"
+        )
+    if query_labels.shape[1:] != reference_labels.shape[1:]:
+        raise ValueError(
+            "query_labels and reference_labels must have the same columns, "
+            f"got shapes {tuple(query_labels.shape)} and {tuple(reference_labels.shape)}"
+        )
+    if own_included and reference is not query:
+        _check_own_rows(query, query_labels, reference, reference_labels)
+
+
+def _check_own_rows(query: Tensor, query_labels: Tensor, reference: Tensor, reference_labels: Tensor) -> None:
+    n = len(query)
+    if len(reference) < n:
+        raise ValueError(
+            f"reference must begin with the {n} query rows when ref_includes_query is set, got {len(reference)} rows"
+        )
+    step = max(1, _retrieval.BLOCK_ELEMENTS // max(query.shape[1], 1))
+    for start in range(0, n, step):
+        rows, own = query[start : start + step], reference[:n][start : start + step]
+        if rows.shape[1] == 0 or rows.data_ptr() == own.data_ptr():
+            continue
+        wrong = (rows - own).abs().amax(dim=1) > _SAME_ROW * rows.abs().amax(dim=1)
+        if bool(wrong.any()):
+            row = start + int(wrong.nonzero()[0])
+            raise ValueError(
+                f"reference must begin with the query rows when ref_includes_query is set, row {row} differs"
+            )
+    wrong = (query_labels != reference_labels[:n]).reshape(n, -1).any(dim=1)
+    if bool(wrong.any()):
+        row = int(wrong.nonzero()[0])
+        raise ValueError(
+            "reference_labels must begin with the query_labels when ref_includes_query is set, "
+            f"row {row} has {reference_labels[row].tolist()} for {query_labels[row].tolist()}"
+        )
+
+
+def _checked_indices(indices: Any, shape: tuple[int, int], m: int) -> Tensor:
+    rows = torch.as_tensor(indices)
+    if tuple(rows.shape) != shape:
+        raise ValueError(f"knn_func must return indices of shape {shape}, got {tuple(rows.shape)}")
+    if rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool:
+        raise ValueError(f"knn_func must return integer indices, got {rows.dtype}")
+    rows = rows.long()
+    low, high = int(rows.min()), int(rows.max())
+    if low < 0 or high >= m:
+        wrong = low if low < 0 else high
+        raise ValueError(f"knn_func must return indices from 0 to {m - 1}, got {wrong}")
+    return rows
+
+
+def _checked_values(name: str, values: Any, n: int) -> Floats:
+    if not isinstance(values, Tensor):
+        raise ValueError(f"metric {name} must return a tensor of one value per query, got {type(values).__name__}")
+    if values.shape != (n,) or values.is_complex():
+        raise ValueError(
+            f"metric {name} must return one real value per query, shape {(n,)}, "
+            f"got {values.dtype} of shape {tuple(values.shape)}"
+        )
+    wide: Floats = values.detach().cpu().double().numpy()
+    return wide

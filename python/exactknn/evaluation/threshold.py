@@ -1,0 +1,376 @@
+"""A threshold for matches, chosen from labelled pairs, that decides every pair as it was counted.
+
+    scores (float16 to float64), labels (bool)
+        -> checked_pairs:   CPU copies; 1-D, finite, as long as each other, both kinds of pair present
+        -> _order_keys:     integers in the order of the scores, neighbours one apart; -0.0 is 0.0
+        -> threshold_curve: sorted, strictest first; a candidate after each run of equal keys
+             counts         pairs, and matches among them, up to each candidate
+             thresholds     float64 midpoints; between adjacent values the one on the matching side
+        -> select_threshold: metric(counts), the largest value, the strictest among equals
+
+A comparison of torch or NumPy first rounds the threshold, a Python float, to the type of the scores. A midpoint of two
+values that have another one between them never rounds to either of the two. That of adjacent values always does, and
+half of the time to the wrong one, hence the exception.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from exactknn import _arrays
+
+# The bits of infinity in each type of scores. Finite values have smaller magnitudes, NaNs larger ones.
+_INFINITY_BITS = {
+    "float16": 0x7C00,
+    "bfloat16": 0x7F80,
+    "float32": 0x7F80_0000,
+    "float64": 0x7FF0_0000_0000_0000,
+}
+
+
+class MatchCounts(NamedTuple):
+    """How the pairs fare at each candidate threshold, strictest candidate first.
+
+    From ``select_threshold`` and ``threshold_curve`` each field is a ``(candidates,)`` float64 tensor in CPU memory.
+    """
+
+    true_positives: Tensor
+    """Matches that the threshold accepts."""
+    false_positives: Tensor
+    """Non-matches that the threshold accepts."""
+    true_negatives: Tensor
+    """Non-matches that the threshold rejects."""
+    false_negatives: Tensor
+    """Matches that the threshold rejects."""
+
+
+class ThresholdSelection(NamedTuple):
+    """The chosen threshold and the value of the metric there."""
+
+    threshold: float
+    value: float
+
+
+class ThresholdCurve(NamedTuple):
+    """All candidate thresholds, ``(candidates,)`` float64 in CPU memory, strictest first, and their counts."""
+
+    thresholds: Tensor
+    counts: MatchCounts
+
+
+Metric: TypeAlias = Callable[[MatchCounts], Tensor]
+
+
+def select_threshold(scores: Any, labels: Any, metric: Metric, *, is_inverted: bool) -> ThresholdSelection:
+    """Choose the threshold with the largest value of a metric.
+
+    A pair matches when its distance is at most the threshold, or its similarity at least. Applied by torch or NumPy to
+    the scores in their own type, the threshold returned makes exactly the decisions that were counted.
+
+    Args:
+        scores: ``(pairs,)``, one distance or similarity each, finite: a float16, bfloat16, float32 or float64 tensor
+            on any device, an array, or a list of floats.
+        labels: ``(pairs,)`` bool, ``True`` where the two belong together: tensor, array or list; both kinds present.
+        metric: called once, with the ``MatchCounts`` of all candidates; returns a real tensor with one value for each.
+            Larger is better; candidates whose value is a NaN are left out, among equal values the strictest wins.
+        is_inverted: ``True`` for similarities, as the attribute of the distance says.
+
+    Returns:
+        ``(threshold, value)``. The threshold is infinite, and no pair matches, where rejecting all is best.
+
+    Raises:
+        TypeError: ``metric`` is not callable, or ``is_inverted`` not a bool.
+        ValueError: scores or labels of another shape, type or length, a score that is a NaN or an infinity, labels
+            all equal, or a result of ``metric`` that is no real tensor of one value a candidate, or NaN throughout.
+
+    Examples:
+        >>> select_threshold([0.9, 0.8, 0.8, 0.3], [True, True, False, False], match_accuracy, is_inverted=True)
+        ThresholdSelection(threshold=0.8500000000000001, value=0.75)
+    """
+    if not callable(metric):
+        raise TypeError(f"metric must be callable with one MatchCounts, got {metric!r}")
+    thresholds, counts = threshold_curve(scores, labels, is_inverted=is_inverted)
+    values, best = best_candidate(metric, counts)
+    return ThresholdSelection(float(thresholds[best]), float(values[best]))
+
+
+def threshold_curve(scores: Any, labels: Any, *, is_inverted: bool) -> ThresholdCurve:
+    """Count the decisions at every threshold that makes a difference.
+
+    With ``u`` distinct scores there are ``u + 1`` candidates, strictest first: no pair matches (threshold infinity for
+    similarities, minus infinity for distances), then one more distinct score each, until every pair matches (threshold
+    the weakest score). Between two distinct scores the threshold is their midpoint; where their type has no value
+    between them, it is the one of the two that still matches.
+
+    Args:
+        scores: as for ``select_threshold``.
+        labels: as for ``select_threshold``.
+        is_inverted: ``True`` for similarities.
+
+    Returns:
+        ``(thresholds, counts)``: ``(u + 1,)`` float64, and ``MatchCounts`` of such tensors, in CPU memory.
+
+    Raises:
+        TypeError: ``is_inverted`` is not a bool.
+        ValueError: as ``select_threshold``, for scores and labels.
+
+    Examples:
+        >>> thresholds, counts = threshold_curve([0.25, 0.5, 1.0], [True, False, True], is_inverted=False)
+        >>> thresholds.tolist()
+        [-inf, 0.375, 0.75, 1.0]
+        >>> counts.true_positives.tolist(), counts.false_positives.tolist()
+        ([0.0, 1.0, 1.0, 2.0], [0.0, 0.0, 1.0, 1.0])
+    """
+    is_inverted = _arrays.as_flag(is_inverted, "is_inverted")
+    keys, dtype, is_match = checked_pairs(scores, labels)
+    sign = -1 if is_inverted else 1
+    keys = sign * keys  # ascending from the strictest score
+    ascending = np.sort(keys)
+    ends = np.flatnonzero(np.append(ascending[1:] != ascending[:-1], True))  # the last of each run of equal scores
+    distinct = ascending[ends]
+
+    fields = np.zeros((4, len(distinct) + 1))
+    tp, fp, tn, fn = fields
+    tp[1:] = np.searchsorted(np.sort(keys[is_match]), distinct, side="right")
+    fp[1:] = ends + 1
+    fp -= tp
+    np.subtract(fp[-1], fp, out=tn)
+    np.subtract(tp[-1], tp, out=fn)
+
+    values = as_float64(sign * distinct, dtype)
+    adjacent = distinct[1:] == distinct[:-1] + 1
+    cuts = np.where(adjacent, values[:-1], _midpoints(values[:-1], values[1:]))
+    thresholds = np.concatenate(([-sign * np.inf], cuts, values[-1:]))
+    return ThresholdCurve(torch.from_numpy(thresholds), MatchCounts(*map(torch.from_numpy, fields)))
+
+
+def equal_error_rate(scores: Any, labels: Any, *, is_inverted: bool) -> float:
+    """The rate at which false matches, ``fp / (fp + tn)``, and false non-matches, ``fn / (fn + tp)``, are equal.
+
+    As a rule no threshold makes them equal: then the straight line between the two neighbouring candidates of
+    ``threshold_curve`` decides, which is where the ROC curve drawn with straight lines meets the falling diagonal.
+    The crossing is found in integers and rounded once.
+
+    Args:
+        scores: as for ``select_threshold``.
+        labels: as for ``select_threshold``.
+        is_inverted: ``True`` for similarities.
+
+    Returns:
+        The rate, from 0 (perfectly separated) to 1 (the wrong way round).
+
+    Raises:
+        TypeError: as ``threshold_curve``.
+        ValueError: as ``threshold_curve``.
+
+    Examples:
+        >>> equal_error_rate([0.9, 0.8, 0.7, 0.1], [True, False, True, False], is_inverted=True)
+        0.5
+    """
+    return rate_where_equal(threshold_curve(scores, labels, is_inverted=is_inverted).counts)
+
+
+def rate_where_equal(counts: MatchCounts) -> float:
+    """The equal error rate of the counts of ``threshold_curve``."""
+    false_matches, false_rejections = counts.false_positives.long(), counts.false_negatives.long()
+    non_matches, matches = int(false_matches[-1]), int(false_rejections[0])
+    # The difference of the rates, times both numbers of pairs. It falls at each candidate, from above 0 to below.
+    difference = false_rejections * non_matches - false_matches * matches
+    after = int(torch.searchsorted(-difference, 0))
+    above, below = int(difference[after - 1]), int(difference[after])
+    crossing = above * int(false_matches[after]) - below * int(false_matches[after - 1])
+    return crossing / (non_matches * (above - below))
+
+
+def match_accuracy(counts: MatchCounts) -> Tensor:
+    """``(tp + tn) / (tp + fp + tn + fn)``, the part of all decisions that is right.
+
+    Args:
+        counts: fields of any one shape.
+
+    Returns:
+        float64 of that shape; 0/0 is a NaN.
+
+    Examples:
+        >>> match_accuracy(MatchCounts(3, 1, 4, 2))
+        tensor(0.7000, dtype=torch.float64)
+    """
+    tp, fp, tn, fn = _float64_fields(counts)
+    return (tp + tn) / (tp + fp + tn + fn)
+
+
+def match_balanced_accuracy(counts: MatchCounts) -> Tensor:
+    """``(tp / (tp + fn) + tn / (tn + fp)) / 2``, the mean of the right parts of matches and of non-matches.
+
+    Args:
+        counts: fields of any one shape.
+
+    Returns:
+        float64 of that shape; 0/0 is a NaN.
+    """
+    tp, fp, tn, fn = _float64_fields(counts)
+    return (tp / (tp + fn) + tn / (tn + fp)) / 2
+
+
+def match_f1(counts: MatchCounts) -> Tensor:
+    """``2 tp / (2 tp + fp + fn)``, the harmonic mean of precision and recall.
+
+    Args:
+        counts: fields of any one shape.
+
+    Returns:
+        float64 of that shape; 0/0 is a NaN.
+    """
+    tp, fp, _, fn = _float64_fields(counts)
+    return 2 * tp / (2 * tp + fp + fn)
+
+
+def match_recall_at_fmr(rate: float) -> Metric:
+    """Make the metric "recall, while at most this part of the non-matches is accepted".
+
+    Its value is ``tp / (tp + fn)`` where the false-match rate ``fp / (fp + tn)`` is at most ``rate``, and a NaN
+    elsewhere, so that ``select_threshold`` takes the largest recall among the thresholds that keep to the rate.
+
+    Args:
+        rate: the largest false-match rate, from 0 to 1, itself included.
+
+    Returns:
+        A metric for ``select_threshold``; it can be pickled.
+
+    Raises:
+        TypeError: ``rate`` is not a real number.
+        ValueError: ``rate`` is not in [0, 1].
+
+    Examples:
+        >>> metric = match_recall_at_fmr(0.01)
+        >>> select_threshold([0.9, 0.8, 0.7, 0.1], [True, True, False, True], metric, is_inverted=True)
+        ThresholdSelection(threshold=0.75, value=0.6666666666666666)
+    """
+    rate = _arrays.as_real(rate, "rate")
+    if not 0 <= rate <= 1:
+        raise ValueError(f"rate must be from 0 to 1, got {rate:g}")
+    return functools.partial(_recall_at_fmr, rate=rate)
+
+
+def _recall_at_fmr(counts: MatchCounts, *, rate: float) -> Tensor:
+    tp, fp, tn, fn = _float64_fields(counts)
+    return torch.where(fp / (fp + tn) <= rate, tp / (tp + fn), torch.nan)
+
+
+def _float64_fields(counts: MatchCounts) -> list[Tensor]:
+    return [torch.as_tensor(count, dtype=torch.float64) for count in counts]
+
+
+def best_candidate(metric: Metric, counts: MatchCounts) -> tuple[npt.NDArray[np.float64], int]:
+    """The metric at each candidate, and the position of the strictest one among those where it is largest.
+
+    Raises:
+        ValueError: as ``select_threshold``, for the result of ``metric``.
+    """
+    result, candidates = metric(counts), len(counts.true_positives)
+    if not isinstance(result, Tensor):
+        raise ValueError(f"metric must return a tensor, got {type(result).__name__}")
+    if result.is_complex():
+        raise ValueError(f"metric must return real values, got {result.dtype}")
+    if result.shape != (candidates,):
+        raise ValueError(
+            f"metric must return one value for each of {candidates} candidates, shape ({candidates},), "
+            f"got shape {tuple(result.shape)}"
+        )
+    values = result.detach().cpu().resolve_neg().to(torch.float64).numpy()
+    defined = np.flatnonzero(~np.isnan(values))
+    if len(defined) == 0:
+        raise ValueError("metric must return a number for at least one candidate, got NaN for all of them")
+    return values, int(defined[np.argmax(values[defined])])
+
+
+def checked_pairs(scores: Any, labels: Any) -> tuple[npt.NDArray[Any], str, npt.NDArray[np.bool_]]:
+    """Check both arguments of ``select_threshold`` and bring them into CPU memory.
+
+    Returns:
+        Integers in the order of the scores, from which ``as_float64`` has the scores back; the name of the scores'
+        type; and whether each pair is a match.
+    """
+    array, dtype = _as_vector(scores, "scores", tuple(_INFINITY_BITS))
+    is_match, _ = _as_vector(labels, "labels", ("bool",))
+    if len(is_match) != len(array):
+        raise ValueError(f"labels must be as long as scores, got {len(is_match)} labels for {len(array)} scores")
+    matches = int(np.count_nonzero(is_match))
+    if matches in (0, len(is_match)):
+        raise ValueError(
+            "labels must hold at least one match (True) and one non-match (False), "
+            f"got {matches} of True and {len(is_match) - matches} of False"
+        )
+    keys = _order_keys(array)
+    bad = np.abs(keys) >= _INFINITY_BITS[dtype]
+    if bad.any():
+        position = int(np.argmax(bad))
+        value = as_float64(keys[position : position + 1], dtype)[0]
+        raise ValueError(f"scores must be finite, got {value} at position {position}")
+    return keys, dtype, is_match
+
+
+def _as_vector(values: Any, name: str, dtypes: tuple[str, ...]) -> tuple[npt.NDArray[Any], str]:
+    """A 1-D array in CPU memory and the name of its type, one of ``dtypes``; bfloat16 as its bits."""
+    if isinstance(values, Tensor):
+        dtype = str(values.dtype).removeprefix("torch.")
+        if values.layout != torch.strided:
+            raise ValueError(f"{name} must be a dense tensor, got layout {values.layout}")
+    elif isinstance(values, np.ma.MaskedArray):
+        raise ValueError(f"{name} must not be a masked array")
+    else:
+        try:
+            values = np.asarray(values)
+        except ValueError as error:
+            raise ValueError(f"{name} must be 1-D: {error}") from error
+        dtype = values.dtype.name
+    if values.ndim != 1:
+        raise ValueError(f"{name} must be 1-D, got shape {tuple(values.shape)}")
+    if len(values) == 0:
+        raise ValueError(f"{name} must not be empty")
+    if dtype not in dtypes:
+        raise ValueError(f"{name} must hold {' or '.join(dtypes)} values, got {dtype}")
+    if isinstance(values, Tensor):
+        values = values.detach().cpu().resolve_neg()
+        values = (values.view(torch.int16) if dtype == "bfloat16" else values).numpy()
+    elif dtype == "bfloat16":
+        values = values.view(np.int16)
+    return values, dtype
+
+
+def _order_keys(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Integers in the order of floating-point numbers, given as such or as ``int16`` bits: sign times magnitude.
+
+    Numbers that follow each other in their type have keys that do, and both zeros have key 0.
+    """
+    bits = array.astype(array.dtype.newbyteorder("="), copy=False).view(f"i{array.dtype.itemsize}")
+    magnitudes = bits & np.iinfo(bits.dtype).max
+    keys: npt.NDArray[Any] = np.where(bits < 0, -magnitudes, magnitudes)
+    return keys
+
+
+def as_float64(keys: npt.NDArray[Any], dtype: str) -> npt.NDArray[np.float64]:
+    """The numbers that these keys stand for, among those of the type named ``dtype``."""
+    magnitudes = np.abs(keys)
+    # A bfloat16 is the upper half of a float32.
+    numbers = (magnitudes.astype(np.int32) << 16).view(np.float32) if dtype == "bfloat16" else magnitudes.view(dtype)
+    values: npt.NDArray[np.float64] = np.where(keys < 0, -numbers, numbers).astype(np.float64)
+    return values
+
+
+def _midpoints(left: npt.NDArray[np.float64], right: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """``(left + right) / 2``, rounded once."""
+    # Halves are exact where the sum overflows, and the sum is exact where its half is subnormal.
+    with np.errstate(over="ignore", under="ignore"):
+        middle = left + right
+        overflowed = np.isinf(middle)
+        middle /= 2
+        middle[overflowed] = left[overflowed] / 2 + right[overflowed] / 2
+    return middle
