@@ -113,7 +113,7 @@ def train(model: torch.nn.Module, rows: Rows, steps: int, rows_per_class: int = 
     loss = RankedListLoss(margin=0.4, neg_temperature=10, distance=DISTANCE)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     generator = torch.Generator().manual_seed(seed)
-    members = [(rows.labels == label).nonzero().squeeze(1) for label in rows.labels.unique()]
+    members = [(rows.labels == label).nonzero().squeeze(1) for label in torch.unique(rows.labels)]
     model.train()
     losses = []
     for _ in range(steps):

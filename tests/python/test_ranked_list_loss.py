@@ -376,6 +376,15 @@ def test_no_row_meets_itself():
     assert far(x, nan).item() == 0
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_bad_row_is_seen_in_the_loss(dtype, bad):
+    x = torch.randn(6, 3, generator=torch.manual_seed(14)).to(dtype)
+    x[4, 1] = bad
+    for imbalance in (0, 1):
+        assert RankedListLoss(0.4, 10, imbalance)(x, LABELS).isnan()
+
+
 def test_constructor():
     loss = RankedListLoss(0.4, 10)
     assert (loss.margin, loss.neg_temperature, loss.imbalance, loss.pos_temperature) == (0.4, 10, 0.5, 0)
@@ -445,6 +454,10 @@ def test_refused_arguments():
     for wrong in (x[0], x[None], torch.zeros(0)):
         with pytest.raises(ValueError, match="2-D"):
             loss(wrong, labels)
+    with pytest.raises(TypeError, match=r"embeddings must be a torch\.Tensor, got ndarray"):
+        loss(x.numpy(), labels)
+    with pytest.raises(TypeError, match=r"labels must be a torch\.Tensor, got list"):
+        loss(x, labels.tolist())
     with pytest.raises(ValueError, match="embeddings must hold float32, float64, float16 or bfloat16"):
         loss(torch.zeros(4, 3, dtype=torch.int64), labels)
 

@@ -78,6 +78,7 @@ class BaseMetricLossFunction(torch.nn.Module):
             gives 0.
 
         Raises:
+            TypeError: embeddings or labels that are no tensors.
             ValueError: wrong shape or type of embeddings or labels, or an argument that the loss does not take.
         """
         terms = self.loss_terms(embeddings, labels, indices_tuple, ref_emb, ref_labels)
@@ -145,6 +146,9 @@ class BaseMetricLossFunction(torch.nn.Module):
         return self.default_reducer()
 
     def _check(self, embeddings: Tensor, labels: Tensor | None) -> None:
+        for name, value in (("embeddings", embeddings), ("labels", labels)):
+            if not isinstance(value, Tensor) and not (name == "labels" and value is None):
+                raise TypeError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
         check_floating(embeddings, "embeddings")
         # Distances may take other shapes than the usual.
         check_shapes = getattr(self.distance, "check_shapes", None)

@@ -125,8 +125,8 @@ class _Average(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, excess: Tensor, candidates: Tensor, temperature: float) -> Tensor:
-        chosen = (excess > 0).logical_and_(candidates)
-        rejected = chosen.logical_not()
+        rejected = (excess <= 0).logical_or_(candidates.logical_not())  # not a NaN, which is to be seen
+        chosen = rejected.logical_not()
         temperature = _within_range(temperature, excess.dtype)
         values = excess.masked_fill(rejected, math.copysign(math.inf, -temperature))
         heaviest = _heaviest(values, temperature)
@@ -165,9 +165,9 @@ def average_of_excess(excess: Tensor, candidates: Tensor, temperature: float) ->
         temperature: finite.
 
     Returns:
-        ``(n,)``; 0 for a row that has none.
+        ``(n,)``; 0 for a row that has none, NaN for one with a NaN among its candidates.
     """
-    chosen = candidates & (excess > 0)
+    chosen = candidates & ~(excess <= 0)  # a NaN too, so that it is seen
     temperature = _within_range(temperature, excess.dtype)
     heaviest = _heaviest(excess.detach().masked_fill(~chosen, math.copysign(math.inf, -temperature)), temperature)
     values = (excess - heaviest.unsqueeze(1)).masked_fill(~chosen, 0)
