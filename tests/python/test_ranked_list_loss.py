@@ -218,6 +218,14 @@ def test_second_derivatives():
     assert torch.autograd.gradgradcheck(lambda x: loss(x, labels), x)
 
 
+def test_gradients_as_functions():
+    x = torch.randn(7, 3, generator=torch.manual_seed(3), requires_grad=True)
+    labels = torch.arange(7) % 2
+    for loss in (RankedListLoss(0.8, 3), RankedListLoss(0.8, 3, distance=distances.LpDistance(p=1))):
+        found = torch.func.grad(lambda x, loss=loss: loss(x, labels))(x.detach())
+        torch.testing.assert_close(found, torch.autograd.grad(loss(x, labels), x)[0])
+
+
 @pytest.mark.parametrize("temperature", [0.0, -0.0, 3.0, -3.0, 1e38, -1e38, 1e300])
 def test_the_average_and_its_slopes_are_those_of_the_plain_formula(temperature):
     excess = torch.randn(8, 9, dtype=torch.float64, generator=torch.manual_seed(4), requires_grad=True)
@@ -228,7 +236,7 @@ def test_the_average_and_its_slopes_are_those_of_the_plain_formula(temperature):
     assert plain[2] == 0
     assert (wanted[2] == 0).all()
 
-    fast = _Average.apply(excess, candidates, temperature)
+    fast, _ = _Average.apply(excess, candidates, temperature)
     torch.testing.assert_close(fast, plain, rtol=1e-12, atol=1e-12)
     found = torch.autograd.grad(fast.square().sum(), excess)[0]
     assert found.isfinite().all()

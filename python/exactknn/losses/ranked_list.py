@@ -108,8 +108,8 @@ class RankedListLoss(BaseMetricLossFunction):
             other = same.logical_not()
             same.fill_diagonal_(False)
             other.fill_diagonal_(False)  # a label that is NaN differs from itself
-            positive = _Average.apply(distances - (self.alpha - self.margin), same, self.pos_temperature)
-            negative = _Average.apply(self.alpha - distances, other, self.neg_temperature)
+            positive, _ = _Average.apply(distances - (self.alpha - self.margin), same, self.pos_temperature)
+            negative, _ = _Average.apply(self.alpha - distances, other, self.neg_temperature)
             losses = (1 - self.imbalance) * positive + self.imbalance * negative
         indices = torch.arange(n, device=losses.device)
         return {"loss": {"losses": losses, "indices": indices, "reduction_type": "element"}}
@@ -121,10 +121,10 @@ class RankedListLoss(BaseMetricLossFunction):
 
 
 class _Average(torch.autograd.Function):
-    """``average_of_excess`` in few passes over the matrix: its slopes are formed beside it, in place."""
+    """``average_of_excess`` in few passes over the matrix, and its slopes, formed beside it in place."""
 
     @staticmethod
-    def forward(ctx: Any, excess: Tensor, candidates: Tensor, temperature: float) -> Tensor:
+    def forward(excess: Tensor, candidates: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         rejected = (excess <= 0).logical_or_(candidates.logical_not())  # not a NaN, which is to be seen
         chosen = rejected.logical_not()
         temperature = _within_range(temperature, excess.dtype)
@@ -134,16 +134,20 @@ class _Average(torch.autograd.Function):
         weights = (values * temperature).exp_().mul_(chosen)
         weights.div_(weights.sum(dim=1, keepdim=True).clamp_(min=1))
         deviation = (weights * values).sum(dim=1)
-        if ctx.needs_input_grad[0]:
-            # The derivative by a value v is w (1 + T (v - average)). The weight comes first: where it is 0, the
-            # temperature may be too much for the difference.
-            slopes = values.sub_(deviation.unsqueeze(1)).mul_(weights).mul_(temperature).add_(weights)
-            ctx.save_for_backward(excess, candidates, slopes)
-            ctx.temperature = temperature
-        return heaviest + deviation
+        # The derivative by a value v is w (1 + T (v - average)). The weight comes first: where it is 0, the temperature
+        # may be too much for the difference.
+        slopes = values.sub_(deviation.unsqueeze(1)).mul_(weights).mul_(temperature).add_(weights)
+        return heaviest + deviation, slopes
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: tuple[Tensor, Tensor]) -> None:
+        excess, candidates, ctx.temperature = inputs
+        _, slopes = output
+        ctx.mark_non_differentiable(slopes)
+        ctx.save_for_backward(excess, candidates, slopes)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
         excess, candidates, slopes = ctx.saved_tensors
         if not torch.is_grad_enabled():
             return slopes * grad.unsqueeze(1), None, None
