@@ -444,3 +444,11 @@ def test_empty_sides():
         assert kind()(torch.zeros(0, 3), torch.zeros(2, 3)).shape == (0, 2)
         assert kind()(torch.zeros(2, 3), torch.zeros(0, 3)).shape == (2, 0)
         assert kind().pairwise(torch.zeros(0, 3), torch.zeros(0, 3)).shape == (0,)
+
+
+def test_gradients_where_all_rows_coincide():
+    x = torch.ones(200, 50, requires_grad=True)
+    y = torch.ones(100, 50, requires_grad=True)
+    (LpDistance(normalize_embeddings=False)(x, y).sum() + LpDistance(normalize_embeddings=False)(x).sum()).backward()
+    assert (x.grad == 0).all()
+    assert (y.grad == 0).all()
