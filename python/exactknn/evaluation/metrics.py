@@ -207,12 +207,12 @@ class _Vote:
         labels, relevance = _given(inputs, "knn_labels"), _given(inputs, "relevance")
         n, k = relevance.shape
         if n == 0 or k == 0:
-            return torch.zeros(n, dtype=torch.float64)
+            return torch.zeros(n, dtype=torch.float64, device="cpu")
         flat = labels.reshape(n * k, *labels.shape[2:])
         classes = torch.unique(flat, dim=0, return_inverse=True)[1].reshape(n, k).cpu().numpy()
         values = relevance.cpu().numpy()
         weights = self._weights(inputs)
-        correct = torch.empty(n, dtype=torch.float64)
+        correct = torch.empty(n, dtype=torch.float64, device="cpu")
         step = max(1, _retrieval.BLOCK_ELEMENTS // k)
         for start in range(0, n, step):
             block = slice(start, start + step)
@@ -240,8 +240,8 @@ class _Ndcg:
         reference = inputs.reference_labels
         n, m = len(query), len(reference)
         k = min(neighbours.shape[1], m - int(inputs.ref_includes_query)) if m else 0
-        discount = 1.0 / torch.log2(torch.arange(2, k + 2, dtype=torch.float64))
-        ndcg = torch.full((n,), math.nan, dtype=torch.float64)
+        discount = 1.0 / torch.log2(torch.arange(2, k + 2, dtype=torch.float64, device="cpu"))
+        ndcg = torch.full((n,), math.nan, dtype=torch.float64, device="cpu")
         step = max(1, _retrieval.BLOCK_ELEMENTS // max(m, 1))
         for start in range(0, n, step):
             stop = min(start + step, n)
@@ -249,7 +249,7 @@ class _Ndcg:
             found = self._gains(rows, neighbours[start:stop, :k], (stop - start, k))
             gains = self._gains(rows, reference.unsqueeze(0), (stop - start, m))
             if inputs.ref_includes_query:
-                gains[torch.arange(stop - start), torch.arange(start, stop)] = -1.0  # behind every other
+                gains[range(stop - start), range(start, stop)] = -1.0  # behind every other
             best = torch.topk(gains, k, dim=1).values
             ideal = (best * discount).sum(dim=1)
             ndcg[start:stop] = torch.where(ideal > 0, (found * discount).sum(dim=1) / ideal, math.nan)
