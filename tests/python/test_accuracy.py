@@ -16,7 +16,7 @@ from torch import tensor
 
 import exactknn.evaluation.accuracy as accuracy
 from exactknn.compat import accuracy_calculator as compat
-from exactknn.distances import CosineSimilarity, LpDistance, SNRDistance
+from exactknn.distances import CosineSimilarity, DotProductSimilarity, LpDistance, SNRDistance
 from exactknn.evaluation import (
     AccuracyCalculator,
     CustomKNN,
@@ -993,6 +993,14 @@ def test_a_number_far_beyond_the_references():
     assert list(found.values()) == list(wanted.values())
     with pytest.raises(ValueError, match="include must name metrics among"):
         AccuracyCalculator(include=("ndcg_at_1" + "0" * 18,))
+
+
+@pytest.mark.parametrize("knn_func", [None, CustomKNN(DotProductSimilarity())])
+def test_votes_at_infinite_distance_weigh_the_same(knn_func):
+    # Squares and products beyond float32; the class of two wins, although one of the other comes first.
+    query, reference = column(1e30), column(-1e30, -1.1e30, -1.2e30)
+    calculator = AccuracyCalculator(include=("knn_softmax_accuracy_at_3",), knn_func=knn_func)
+    assert calculator.get_accuracy(query, [1], reference, [0, 1, 1]) == {"knn_softmax_accuracy_at_3": 1.0}
 
 
 @pytest.mark.parametrize(("values", "mean"), [((1e308, 1e308), math.inf), ((-math.inf, math.inf), NAN)])

@@ -228,6 +228,7 @@ class _Vote:
         # Nearest first: so whether larger is nearer is seen in the values. Only differences count.
         falling = bool((values[:, 0] > values[:, -1]).any())
         behind = values - values[:, :1] if falling else values[:, :1] - values
+        behind[values == values[:, :1]] = 0.0  # infinite ones, too
         return torch.exp(behind / self.temperature).numpy()
 
 
