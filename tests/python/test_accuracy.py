@@ -15,6 +15,7 @@ import torch
 from torch import tensor
 
 import exactknn.evaluation.accuracy as accuracy
+import exactknn.evaluation.metrics as metrics
 from exactknn.compat import accuracy_calculator as compat
 from exactknn.distances import CosineSimilarity, DotProductSimilarity, LpDistance, SNRDistance
 from exactknn.evaluation import (
@@ -1001,6 +1002,15 @@ def test_votes_at_infinite_distance_weigh_the_same(knn_func):
     query, reference = column(1e30), column(-1e30, -1.1e30, -1.2e30)
     calculator = AccuracyCalculator(include=("knn_softmax_accuracy_at_3",), knn_func=knn_func)
     assert calculator.get_accuracy(query, [1], reference, [0, 1, 1]) == {"knn_softmax_accuracy_at_3": 1.0}
+
+
+@pytest.mark.parametrize("at_once", [1, 40, 1000])
+def test_votes_counted_in_parts(monkeypatch, at_once):
+    monkeypatch.setattr(metrics, "_VOTES_AT_ONCE", at_once)
+    embeddings, labels = column(*range(12)), tensor([7, 7, 5, 5, 5, 7, 3, 3, 7, 3, 9, 3])
+    found = AccuracyCalculator(include=("knn_accuracy_at_4",)).get_accuracy(embeddings, labels)
+    # Rows 3, 4, 7, 9 and 11 of the eleven that are not lone; row 2 loses to the nearer of two classes with two votes.
+    assert found["knn_accuracy_at_4"] == 5 / 11
 
 
 @pytest.mark.parametrize(("values", "mean"), [((1e308, 1e308), math.inf), ((-math.inf, math.inf), NAN)])

@@ -179,6 +179,9 @@ def knn_vote_metric(k: int, *, weights: str = "uniform", temperature: float = 0.
     return RetrievalMetric(_Vote(float(temperature) if weights == "softmax" else None), neighbors=k)
 
 
+# Votes counted together, each of some 200 bytes on the way.
+_VOTES_AT_ONCE = 1 << 19
+
 # Names for `include`, each followed by _at_<k>.
 VOTES = {"knn_accuracy": "uniform", "knn_softmax_accuracy": "softmax"}
 
@@ -208,15 +211,15 @@ class _Vote:
         n, k = relevance.shape
         if n == 0 or k == 0:
             return torch.zeros(n, dtype=torch.float64, device="cpu")
-        flat = labels.reshape(n * k, *labels.shape[2:])
-        classes = torch.unique(flat, dim=0, return_inverse=True)[1].reshape(n, k).cpu().numpy()
-        values = relevance.cpu().numpy()
-        weights = self._weights(inputs)
+        values, weights = relevance.cpu().numpy(), self._weights(inputs)
         correct = torch.empty(n, dtype=torch.float64, device="cpu")
-        step = max(1, _retrieval.BLOCK_ELEMENTS // k)
+        step = max(1, _VOTES_AT_ONCE // k)
         for start in range(0, n, step):
             block = slice(start, start + step)
-            winner = _retrieval.vote(classes[block], None if weights is None else weights[block])
+            # Numbered within a block: classes are compared within a row only.
+            flat = labels[block].reshape(-1, *labels.shape[2:])
+            classes = torch.unique(flat, dim=None if flat.ndim == 1 else 0, return_inverse=True)[1]
+            winner = _retrieval.vote(classes.reshape(-1, k).cpu().numpy(), None if weights is None else weights[block])
             won = values[block][range(len(winner)), winner]
             correct[block] = torch.from_numpy(won).double()
         return correct
