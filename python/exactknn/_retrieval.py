@@ -314,7 +314,13 @@ def blocks_of_ranks(relevant_counts: Ints) -> Iterator[tuple[int, int]]:
 def mean_of(values: Floats) -> float:
     """Mean of the values that are not NaN, rounded once; NaN where none is left."""
     counted = values[~np.isnan(values)]
-    return math.fsum(counted) / len(counted) if len(counted) else math.nan
+    if not len(counted):
+        return math.nan
+    try:
+        return math.fsum(counted) / len(counted)
+    except (OverflowError, ValueError):  # a sum beyond float64, infinities of both signs
+        with np.errstate(all="ignore"):
+            return float(counted.mean())
 
 
 def class_means(values: Floats, classes: Ints, number: int) -> Floats:

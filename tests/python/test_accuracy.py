@@ -15,14 +15,16 @@ import torch
 from torch import tensor
 
 import exactknn.evaluation.accuracy as accuracy
+import exactknn.evaluation.metrics as metrics
 from exactknn.compat import accuracy_calculator as compat
-from exactknn.distances import CosineSimilarity, LpDistance, SNRDistance
+from exactknn.distances import CosineSimilarity, DotProductSimilarity, LpDistance, SNRDistance
 from exactknn.evaluation import (
     AccuracyCalculator,
     CustomKNN,
     RetrievalInputs,
     RetrievalMetric,
     RustKNN,
+    knn_vote_metric,
     ndcg_metric,
     precision_at_k,
 )
@@ -439,6 +441,17 @@ def test_threads_share_a_calculator():
     for thread in threads:
         thread.join()
     assert results == [wanted] * 8
+
+
+def test_a_call_keeps_its_selection_while_another_makes_its_own():
+    calculator = AccuracyCalculator()
+
+    class Rows:
+        def __array__(self, dtype=None, copy=None):
+            calculator.get_accuracy(LINE, LINE_LABELS, include=("precision_at_1",))
+            return LINE.numpy()
+
+    check(calculator.get_accuracy(Rows(), LINE_LABELS, include=("r_precision",)), (4 / 5,), ("r_precision",))
 
 
 def test_values_under_autocast_are_those_outside():
@@ -930,3 +943,90 @@ def test_a_comparison_of_another_shape_is_refused(answer):
 
 def test_the_real_calculator_takes_the_same_search():
     assert RustKNN()(LINE, 1, LINE, True)[1].squeeze(1).tolist() == [1, 0, 1, 4, 3, 4]
+
+
+# --- inputs that nobody chose --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float8_e4m3fn])
+def test_labels_of_narrow_floats(dtype):
+    check(AccuracyCalculator().get_accuracy(LINE, LINE_LABELS.float().to(dtype)), LINE_MEANS)
+
+
+def test_views_that_are_not_plain_memory():
+    packed = np.zeros(6, dtype=[("flag", "i1"), ("row", "f4", (1,)), ("label", "i4")])
+    packed["row"], packed["label"] = LINE, LINE_LABELS
+    check(AccuracyCalculator().get_accuracy(packed["row"], packed["label"]), LINE_MEANS)
+    rows, labels = (torch.complex(part, -part).conj().imag for part in (LINE, LINE_LABELS.float()))
+    assert rows.is_neg() and labels.is_neg()
+    check(AccuracyCalculator().get_accuracy(rows, labels, rows, labels, True), LINE_MEANS)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_what_is_no_dense_array_is_refused(place):
+    for wrong, word in ((lambda part: part.to_sparse(), "dense"), (lambda part: np.ma.array(part.numpy()), "masked")):
+        arguments = [LINE, LINE_LABELS]
+        arguments[place] = wrong(arguments[place])
+        with pytest.raises(TypeError, match=f"{('query', 'query_labels')[place]} must .* {word}"):
+            AccuracyCalculator().get_accuracy(*arguments)
+
+
+def test_unsigned_labels_beyond_int64_are_refused():
+    labels = tensor([0, 0, 1, 1, -1, 2]).view(torch.uint64)
+    with pytest.raises(ValueError, match=r"query_labels must fit .* got 18446744073709551615 in row 4"):
+        AccuracyCalculator().get_accuracy(LINE, labels)
+
+
+def test_views_of_one_memory_may_hold_other_rows():
+    rows = torch.arange(9.0).view(3, 3)
+    for query in (rows.t(), rows[:1].expand(3, 3)):
+        with pytest.raises(ValueError, match=r"begin with the query rows .* row [01] differs"):
+            AccuracyCalculator().get_accuracy(query, [0, 0, 0], rows, [0, 0, 0], True)
+
+
+def test_a_number_far_beyond_the_references():
+    names = [f"{name}_at_100000000000" for name in ("found_fraction", "knn_accuracy", "ndcg", "precision", "recall")]
+    found = AccuracyCalculator(include=names).get_accuracy(LINE, LINE_LABELS)
+    assert found.pop("precision_at_100000000000") == pytest.approx(8 / 5 / 1e11)
+    near = AccuracyCalculator(include=[name.replace("00000000000", "0") for name in names])
+    wanted = near.get_accuracy(LINE, LINE_LABELS)
+    del wanted["precision_at_10"]
+    assert list(found.values()) == list(wanted.values())
+    with pytest.raises(ValueError, match="include must name metrics among"):
+        AccuracyCalculator(include=("ndcg_at_1" + "0" * 18,))
+
+
+@pytest.mark.parametrize("knn_func", [None, CustomKNN(DotProductSimilarity())])
+def test_votes_at_infinite_distance_weigh_the_same(knn_func):
+    # Squares and products beyond float32; the class of two wins, although one of the other comes first.
+    query, reference = column(1e30), column(-1e30, -1.1e30, -1.2e30)
+    calculator = AccuracyCalculator(include=("knn_softmax_accuracy_at_3",), knn_func=knn_func)
+    assert calculator.get_accuracy(query, [1], reference, [0, 1, 1]) == {"knn_softmax_accuracy_at_3": 1.0}
+
+
+@pytest.mark.parametrize("at_once", [1, 40, 1000])
+def test_votes_counted_in_parts(monkeypatch, at_once):
+    monkeypatch.setattr(metrics, "_VOTES_AT_ONCE", at_once)
+    embeddings, labels = column(*range(12)), tensor([7, 7, 5, 5, 5, 7, 3, 3, 7, 3, 9, 3])
+    found = AccuracyCalculator(include=("knn_accuracy_at_4",)).get_accuracy(embeddings, labels)
+    # Rows 3, 4, 7, 9 and 11 of the eleven that are not lone; row 2 loses to the nearer of two classes with two votes.
+    assert found["knn_accuracy_at_4"] == 5 / 11
+
+
+@pytest.mark.parametrize(("values", "mean"), [((1e308, 1e308), math.inf), ((-math.inf, math.inf), NAN)])
+def test_a_metric_whose_mean_is_no_number(values, mean):
+    metric = RetrievalMetric(lambda inputs: tensor(values, dtype=torch.float64).repeat(3), neighbors=1)
+    calculator = AccuracyCalculator(include=("wide",), custom_metrics={"wide": metric})
+    assert calculator.get_accuracy(LINE, LINE_LABELS)["wide"] == pytest.approx(mean, nan_ok=True)
+
+
+@pytest.mark.parametrize("options", [{}, {"label_comparison_fn": lambda x, y: x == y}])
+def test_a_default_device_moves_nothing(make, options):
+    # A device that holds no data: what went there could not come back.
+    custom = {"graded": ndcg_metric(lambda x, y: (x == y).double()), "vote": knn_vote_metric(1)}
+    clustered = {} if options else {"kmeans_func": lambda rows, number: LINE_LABELS.numpy()}
+    calculator = make(custom_metrics=custom, **clustered, **options)
+    wanted = calculator.get_accuracy(LINE, LINE_LABELS)
+    with torch.device("meta"):
+        found = calculator.get_accuracy(LINE, LINE_LABELS)
+    assert found == wanted

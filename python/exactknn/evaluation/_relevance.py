@@ -97,11 +97,13 @@ class Compared:
         self._reference_labels = reference_labels
         self._comparison = comparison
         m, step = len(reference_labels), max(1, _retrieval.BLOCK_ELEMENTS // max(len(reference_labels), 1))
-        counts = torch.zeros(len(classes), dtype=torch.int64)
+        counts = torch.zeros(len(classes), dtype=torch.int64, device="cpu")
         for start in range(0, len(classes), step):
             block = classes.labels[start : start + step]
             counts[start : start + step] = self._compare(block.unsqueeze(1), reference_labels, (len(block), m)).sum(1)
-        own = self._compare(classes.labels, classes.labels, (len(classes),)) if own_included else torch.zeros(1)
+        own = torch.zeros(1, device="cpu")
+        if own_included:
+            own = self._compare(classes.labels, classes.labels, (len(classes),))
         self.match_counts = counts.to(query_labels.device)
         # A comparison that does not match a label with itself has not counted the own row either.
         self.relevant_counts = (counts - own.to(torch.int64)).numpy()[classes.codes]

@@ -140,7 +140,10 @@ class AccuracyCalculator:
         self.kmeans_func = kmeans_func
         self.custom_metrics = self._checked_custom_metrics(custom_metrics)
         self.per_class_labels: Tensor | None = None
-        """Labels of the classes in a list of class means, in its order, after `get_accuracy`."""
+        """Labels of the classes in a list of class means, in its order, after `get_accuracy`.
+
+        A metric that does not leave out lone queries lists every class of the queries instead.
+        """
         self.check_primary_metrics(include, exclude)
         self._all_selected = len(include) == 0
         self._excluded = tuple(exclude)
@@ -410,8 +413,9 @@ class AccuracyCalculator:
                 queries although ``ref_includes_query`` says so, or a ``knn_func`` that returns impossible rows.
         """
         self.check_primary_metrics(include, exclude)
-        self._current = self._narrowed(include, exclude)
-        self._check_clustering(self._current)
+        # Another thread may set its own selection meanwhile: this call goes on with what it has here.
+        names = self._current = self._narrowed(include, exclude)
+        self._check_clustering(names)
         if (reference is None) != (reference_labels is None):
             given, missing = (
                 ("reference", "reference_labels") if reference_labels is None else ("reference_labels", "reference")
@@ -432,7 +436,7 @@ class AccuracyCalculator:
                 query_labels, reference_labels = query_labels.to(dtype), reference_labels.to(dtype)
             ref_includes_query = bool(ref_includes_query)
             _check_inputs(query, query_labels, reference, reference_labels, ref_includes_query)
-            run = _Run(self, query, query_labels, reference, reference_labels, ref_includes_query)
+            run = _Run(self, names, query, query_labels, reference, reference_labels, ref_includes_query)
             return run.values()
 
 
@@ -455,13 +459,14 @@ class _Run:
     def __init__(
         self,
         calculator: AccuracyCalculator,
+        names: Sequence[str],
         query: Tensor,
         query_labels: Tensor,
         reference: Tensor,
         reference_labels: Tensor,
         ref_includes_query: bool,
     ) -> None:
-        self.calculator = calculator
+        self.calculator, self.names = calculator, names
         self.query, self.query_labels = query, query_labels
         self.reference, self.reference_labels = reference, reference_labels
         self.own_included = ref_includes_query
@@ -469,7 +474,7 @@ class _Run:
         self.ranked: dict[str, Metric] = {}
         self.custom: dict[str, RetrievalMetric] = {}
         self.methods: list[str] = []
-        for name in calculator.get_curr_metrics():
+        for name in names:
             ranked, custom = _retrieval.metric_named(name), calculator._retrieval_metric(name)
             if not calculator._is_ours(name):
                 self.methods.append(name)
@@ -588,7 +593,7 @@ class _Run:
 
     def _warn_of_small_k(self, most: int) -> None:
         k = self.calculator.k
-        affected = [name for name in _UP_TO_RELEVANT if name in self.calculator.get_curr_metrics()]
+        affected = [name for name in _UP_TO_RELEVANT if name in self.names]
         if isinstance(k, int) and k < most and affected:
             _LOGGER.warning(
                 "k=%d is below the largest number of relevant references, %d: %s looks at %d neighbours only. "
@@ -611,8 +616,9 @@ class _Run:
             return self.query.new_empty((self.n, 0)), self.query.new_empty((self.n, 0), dtype=torch.long)
         _LOGGER.info("evaluating %d queries with k=%d, dimension %d", self.n, columns, self.query.shape[1])
         distances, indices = self.calculator.knn_func(self.query, columns, self.reference, self.own_included)
-        indices = _checked_indices(indices, (self.n, columns), len(self.reference)).to(self.query.device)
-        return torch.as_tensor(distances).to(self.query.device), indices
+        device = self.query.device
+        indices = _checked_indices(torch.as_tensor(indices, device=device), (self.n, columns), len(self.reference))
+        return torch.as_tensor(distances, device=device), indices
 
     def _ranks(self, relevance: Relevance, columns: int) -> Iterator[tuple[int, int, Hits]]:
         """Ranks of the relevant references by a backend of ours, without a matrix of neighbours."""
@@ -671,7 +677,7 @@ def codes_among(labels: Tensor, known: Tensor) -> Ints:
 
 def _flat_codes(labels: Any) -> Any:
     """Labels as whole numbers: which are equal is all that counts."""
-    return torch.unique(torch.as_tensor(labels).flatten(), return_inverse=True)[1].cpu().numpy()
+    return torch.unique(torch.as_tensor(labels, device="cpu").flatten(), return_inverse=True)[1].numpy()
 
 
 # --- arguments -----------------------------------------------------------------------------------------------------
@@ -690,7 +696,11 @@ def _checked_k(k: Any) -> int | str | None:
 
 def _tensor(values: Any, name: str) -> Tensor:
     if isinstance(values, Tensor):
-        return values.detach()
+        if values.layout != torch.strided:
+            raise TypeError(f"{name} must be a dense tensor, got layout {values.layout}")
+        return values.detach().resolve_neg()
+    if isinstance(values, np.ma.MaskedArray):
+        raise TypeError(f"{name} must not be a masked array: no metric leaves its entries out")
     array = np.asarray(values)
     if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
         if array.dtype.kind == "V" and array.dtype.name == "bfloat16":
@@ -701,8 +711,8 @@ def _tensor(values: Any, name: str) -> Tensor:
             raise ValueError(f"{name} must fit into 64-bit integers with a sign, got {int(array.max())}")
         array = array.astype(np.int64)
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
-    if not array.flags.writeable or any(stride < 0 for stride in array.strides):
-        array = array.copy()  # torch shares neither
+    if not array.flags.writeable or any(stride < 0 or stride % array.itemsize for stride in array.strides):
+        array = array.copy()  # torch shares none of these
     return torch.from_numpy(array)
 
 
@@ -718,7 +728,14 @@ def _labels(values: Any, name: str, device: torch.device) -> Tensor:
     labels = _tensor(values, name).to(device)
     if labels.is_complex():
         raise TypeError(f"{name} must hold real numbers, got {labels.dtype}")
-    return labels if labels.is_floating_point() else labels.long()
+    if labels.is_floating_point():
+        # float32 holds every label of a narrower type, some of which NumPy lacks.
+        return labels if labels.dtype in (torch.float32, torch.float64) else labels.float()
+    whole = labels.long()
+    if labels.dtype == torch.uint64 and bool((whole < 0).any()):
+        row = int((whole < 0).nonzero()[0, 0])
+        raise ValueError(f"{name} must fit into 64-bit integers with a sign, got {labels[row].tolist()} in row {row}")
+    return whole
 
 
 def _common_label_dtype(query_labels: Tensor, reference_labels: Tensor) -> torch.dtype:
@@ -762,7 +779,7 @@ def _check_own_rows(query: Tensor, query_labels: Tensor, reference: Tensor, refe
     step = max(1, _retrieval.BLOCK_ELEMENTS // max(query.shape[1], 1))
     for start in range(0, n, step):
         rows, own = query[start : start + step], reference[:n][start : start + step]
-        if rows.shape[1] == 0 or rows.data_ptr() == own.data_ptr():
+        if rows.shape[1] == 0 or _knn._same_memory(rows, own):
             continue
         wrong = (rows - own).abs().amax(dim=1) > _SAME_ROW * rows.abs().amax(dim=1)
         if bool(wrong.any()):
@@ -779,8 +796,7 @@ def _check_own_rows(query: Tensor, query_labels: Tensor, reference: Tensor, refe
         )
 
 
-def _checked_indices(indices: Any, shape: tuple[int, int], m: int) -> Tensor:
-    rows = torch.as_tensor(indices)
+def _checked_indices(rows: Tensor, shape: tuple[int, int], m: int) -> Tensor:
     if tuple(rows.shape) != shape:
         raise ValueError(f"knn_func must return indices of shape {shape}, got {tuple(rows.shape)}")
     if rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool:

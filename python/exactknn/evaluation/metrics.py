@@ -179,6 +179,9 @@ def knn_vote_metric(k: int, *, weights: str = "uniform", temperature: float = 0.
     return RetrievalMetric(_Vote(float(temperature) if weights == "softmax" else None), neighbors=k)
 
 
+# Votes counted together, each of some 200 bytes on the way.
+_VOTES_AT_ONCE = 1 << 19
+
 # Names for `include`, each followed by _at_<k>.
 VOTES = {"knn_accuracy": "uniform", "knn_softmax_accuracy": "softmax"}
 
@@ -207,16 +210,16 @@ class _Vote:
         labels, relevance = _given(inputs, "knn_labels"), _given(inputs, "relevance")
         n, k = relevance.shape
         if n == 0 or k == 0:
-            return torch.zeros(n, dtype=torch.float64)
-        flat = labels.reshape(n * k, *labels.shape[2:])
-        classes = torch.unique(flat, dim=0, return_inverse=True)[1].reshape(n, k).cpu().numpy()
-        values = relevance.cpu().numpy()
-        weights = self._weights(inputs)
-        correct = torch.empty(n, dtype=torch.float64)
-        step = max(1, _retrieval.BLOCK_ELEMENTS // k)
+            return torch.zeros(n, dtype=torch.float64, device="cpu")
+        values, weights = relevance.cpu().numpy(), self._weights(inputs)
+        correct = torch.empty(n, dtype=torch.float64, device="cpu")
+        step = max(1, _VOTES_AT_ONCE // k)
         for start in range(0, n, step):
             block = slice(start, start + step)
-            winner = _retrieval.vote(classes[block], None if weights is None else weights[block])
+            # Numbered within a block: classes are compared within a row only.
+            flat = labels[block].reshape(-1, *labels.shape[2:])
+            classes = torch.unique(flat, dim=None if flat.ndim == 1 else 0, return_inverse=True)[1]
+            winner = _retrieval.vote(classes.reshape(-1, k).cpu().numpy(), None if weights is None else weights[block])
             won = values[block][range(len(winner)), winner]
             correct[block] = torch.from_numpy(won).double()
         return correct
@@ -228,6 +231,7 @@ class _Vote:
         # Nearest first: so whether larger is nearer is seen in the values. Only differences count.
         falling = bool((values[:, 0] > values[:, -1]).any())
         behind = values - values[:, :1] if falling else values[:, :1] - values
+        behind[values == values[:, :1]] = 0.0  # infinite ones, too
         return torch.exp(behind / self.temperature).numpy()
 
 
@@ -240,8 +244,8 @@ class _Ndcg:
         reference = inputs.reference_labels
         n, m = len(query), len(reference)
         k = min(neighbours.shape[1], m - int(inputs.ref_includes_query)) if m else 0
-        discount = 1.0 / torch.log2(torch.arange(2, k + 2, dtype=torch.float64))
-        ndcg = torch.full((n,), math.nan, dtype=torch.float64)
+        discount = 1.0 / torch.log2(torch.arange(2, k + 2, dtype=torch.float64, device="cpu"))
+        ndcg = torch.full((n,), math.nan, dtype=torch.float64, device="cpu")
         step = max(1, _retrieval.BLOCK_ELEMENTS // max(m, 1))
         for start in range(0, n, step):
             stop = min(start + step, n)
@@ -249,7 +253,7 @@ class _Ndcg:
             found = self._gains(rows, neighbours[start:stop, :k], (stop - start, k))
             gains = self._gains(rows, reference.unsqueeze(0), (stop - start, m))
             if inputs.ref_includes_query:
-                gains[torch.arange(stop - start), torch.arange(start, stop)] = -1.0  # behind every other
+                gains[range(stop - start), range(start, stop)] = -1.0  # behind every other
             best = torch.topk(gains, k, dim=1).values
             ideal = (best * discount).sum(dim=1)
             ndcg[start:stop] = torch.where(ideal > 0, (found * discount).sum(dim=1) / ideal, math.nan)
