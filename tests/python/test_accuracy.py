@@ -22,7 +22,6 @@ from exactknn.evaluation import (
     CustomKNN,
     RetrievalInputs,
     RetrievalMetric,
-    RustKNN,
     ndcg_metric,
     precision_at_k,
 )
@@ -382,6 +381,26 @@ def test_the_neighbour_matrix_is_not_formed_for_all_neighbours(monkeypatch):
     assert called == []
 
 
+class WithClusters(AccuracyCalculator):
+    def calculate_clusters(self, cluster_labels, label_counts, lone_query_labels, not_lone_query_mask, **kwargs):
+        assert "knn_labels" not in kwargs
+        return len(cluster_labels)
+
+    def requires_clustering(self):
+        return [*super().requires_clustering(), "clusters"]
+
+
+@pytest.mark.parametrize("make", [AccuracyCalculator, compat.AccuracyCalculator, WithClusters])
+def test_metrics_of_clusters_do_not_ask_for_neighbours(monkeypatch, make):
+    generator = torch.manual_seed(1)
+    embeddings, labels = torch.randn(400, 8, generator=generator), torch.arange(400) % 40
+    wanted = AccuracyCalculator().get_accuracy(embeddings, labels)
+    monkeypatch.setattr(CustomKNN, "__call__", lambda *_: pytest.fail("all neighbours were asked for"))
+    found = make(kmeans_func=lambda rows, number: labels).get_accuracy(embeddings, labels)
+    extra = {"clusters": 400} if make is WithClusters else {}
+    assert found == {**wanted, "AMI": pytest.approx(1.0), "NMI": pytest.approx(1.0), **extra}
+
+
 @pytest.mark.parametrize("distance", [CosineSimilarity(), LpDistance(), LpDistance(p=1), SNRDistance()])
 @pytest.mark.parametrize("own", [True, False])
 def test_ranks_are_those_of_the_search_with_any_distance(monkeypatch, distance, own):
@@ -441,10 +460,28 @@ def test_threads_share_a_calculator():
     assert results == [wanted] * 8
 
 
+def test_a_call_within_another_keeps_the_metrics_of_both():
+    # As when two threads use one calculator with metrics of their own.
+    class Rows:
+        def __array__(self, dtype=None, copy=None):
+            inner.append(calculator.get_accuracy(LINE, LINE_LABELS, include=("r_precision",)))
+            return LINE.numpy()
+
+    inner = []
+    calculator = AccuracyCalculator()
+    assert calculator.get_accuracy(Rows(), LINE_LABELS, include=("precision_at_1",)) == {"precision_at_1": 0.8}
+    assert inner == [{"r_precision": 0.8}]
+
+
 def test_values_under_autocast_are_those_outside():
     generator = torch.manual_seed(3)
     embeddings, labels = torch.randn(60, 8, generator=generator), torch.arange(60) % 6
-    for knn_func in (None, squared(backend="torch"), CustomKNN(SNRDistance())):
+
+    def foreign(query, k, reference, ref_includes_query):
+        products = query @ reference.T
+        return products.fill_diagonal_(-math.inf).topk(k, dim=1)
+
+    for knn_func in (None, squared(backend="torch"), CustomKNN(SNRDistance()), foreign):
         calculator = AccuracyCalculator(knn_func=knn_func)
         wanted = calculator.get_accuracy(embeddings, labels)
         with torch.autocast("cpu", torch.bfloat16):
@@ -471,7 +508,15 @@ def test_calculators_are_copied_before_and_after_use(change):
 def test_arrays_tensors_and_lists_mix():
     wanted = AccuracyCalculator().get_accuracy(LINE, LINE_LABELS)
     for embeddings in (LINE.numpy(), LINE.double(), LINE.tolist(), LINE.half(), LINE.bfloat16(), LINE[:, 0:1].flip(1)):
-        for labels in (LINE_LABELS.numpy(), LINE_LABELS.tolist(), LINE_LABELS.double(), LINE_LABELS.to(torch.uint8)):
+        for labels in (
+            LINE_LABELS.numpy(),
+            LINE_LABELS.tolist(),
+            LINE_LABELS.double(),
+            LINE_LABELS.bfloat16(),
+            LINE_LABELS.to(torch.uint8),
+            LINE_LABELS.to(torch.uint64),
+            torch.view_as_complex(torch.stack([LINE_LABELS, -LINE_LABELS], dim=1).double()).conj().imag,
+        ):
             assert AccuracyCalculator().get_accuracy(embeddings, labels) == wanted
     frozen = LINE.numpy().copy()
     frozen.flags.writeable = False
@@ -525,6 +570,12 @@ def test_labels_of_two_types_are_compared_as_values():
         ((LINE, np.array(list("aabbbc"))), TypeError, "query_labels must hold numbers"),
         ((LINE, np.full(6, 2**63, np.uint64)), ValueError, "64-bit"),
         ((LINE.to(torch.complex64), LINE_LABELS), TypeError, "query must hold real numbers"),
+        ((LINE, LINE_LABELS.to(torch.complex64)), TypeError, "query_labels must hold real numbers"),
+        ((LINE, torch.full((6,), 2**63 + 1, dtype=torch.uint64)), ValueError, "query_labels must fit into 64-bit"),
+        ((LINE.to_sparse(), LINE_LABELS), TypeError, "query must be a dense tensor, got layout torch.sparse_coo"),
+        ((np.ma.masked_array(LINE), LINE_LABELS), TypeError, "query must not be a masked array"),
+        (([[0.0], [1.0, 2.0]], [0, 0]), ValueError, "query must have rows of equal length"),
+        ((column(0, 1), [0, [0, 1]]), ValueError, "query_labels must have rows of equal length"),
     ],
 )
 def test_what_is_refused(arguments, error, message):
@@ -545,6 +596,12 @@ def test_what_is_refused(arguments, error, message):
 def test_a_reference_that_does_not_begin_with_the_queries(reference, labels, message):
     with pytest.raises(ValueError, match=message):
         AccuracyCalculator().get_accuracy(LINE, LINE_LABELS, reference, labels, ref_includes_query=True)
+
+
+def test_a_reference_in_the_memory_of_the_queries_may_be_another():
+    square, labels = torch.arange(16.0).view(4, 4), torch.zeros(4)
+    with pytest.raises(ValueError, match="row 0 differs"):
+        AccuracyCalculator().get_accuracy(square, labels, square.T, labels, ref_includes_query=True)
 
 
 def test_own_rows_may_differ_by_rounding():
@@ -570,6 +627,18 @@ def test_impossible_answers_of_a_search_are_refused(indices, message):
         calculator.get_accuracy(LINE, LINE_LABELS)
     calculator.knn_func = squared()
     assert calculator.get_accuracy(LINE, LINE_LABELS) == {"precision_at_1": 0.8}
+
+
+@pytest.mark.parametrize(
+    ("distances", "message"),
+    [(torch.zeros(6), r"distances of shape \(6, 1\), got \(6,\)"), (None, "distances, got NoneType")],
+)
+def test_impossible_distances_of_a_search_are_refused(distances, message):
+    calculator = AccuracyCalculator(
+        include=("precision_at_1",), knn_func=lambda *_: (distances, torch.zeros(6, 1, dtype=torch.long))
+    )
+    with pytest.raises(ValueError, match=message):
+        calculator.get_accuracy(LINE, LINE_LABELS)
 
 
 def test_indices_of_another_integer_type_are_taken():
@@ -681,10 +750,29 @@ def test_clusters_only_where_they_are_asked_for():
     assert list(AccuracyCalculator().get_accuracy(LINE, LINE_LABELS, include=("AMI",))) == ["AMI"]
 
 
+def test_mutual_information_is_one_number_in_every_kind_of_average():
+    for options in ({"return_per_class": True}, {"avg_of_avgs": True}):
+        calculator = AccuracyCalculator(kmeans_func=lambda rows, number: LINE_LABELS, **options)
+        assert calculator.get_accuracy(LINE, LINE_LABELS)["NMI"] == pytest.approx(1.0)
+
+
+def test_clusters_that_cannot_be_compared_are_refused():
+    calculator = AccuracyCalculator(include=("AMI",), kmeans_func=lambda rows, number: [0] * 5)
+    with pytest.raises(ValueError, match=r"kmeans_func must return one cluster for each of 6 rows, got shape \(5,\)"):
+        calculator.get_accuracy(LINE, LINE_LABELS)
+    with pytest.raises(ValueError, match=r"query_labels must have one column .* got \(6, 2\)"):
+        calculator.get_accuracy(LINE, LINE_LABELS.expand(2, 6).T)
+
+
 def test_clusters_and_a_comparison_do_not_go_together():
     with pytest.raises(NotImplementedError, match=r'NMI.*exclude=\("NMI", "AMI"\)'):
         AccuracyCalculator(include=("NMI",), label_comparison_fn=first_and_other)
-    assert AccuracyCalculator(label_comparison_fn=first_and_other).get_curr_metrics() == list(NAMES)
+    compared = AccuracyCalculator(label_comparison_fn=first_and_other)
+    assert compared.get_curr_metrics() == list(NAMES)
+    with pytest.raises(NotImplementedError, match="AMI"):
+        compared.get_accuracy(LINE, LINE_LABELS.expand(2, 6).T, include=("AMI",))
+    with pytest.raises(NotImplementedError, match="AMI, NMI"):
+        compat.AccuracyCalculator(label_comparison_fn=first_and_other)
     assert AccuracyCalculator(include=("NMI",), label_comparison_fn=torch.eq).get_curr_metrics() == ["NMI"]
 
 
@@ -696,6 +784,8 @@ def test_a_missing_extra_is_named(monkeypatch):
     with pytest.raises(ModuleNotFoundError, match=r"exactknn\[clustering\]"):
         AccuracyCalculator(include=("NMI",))
     AccuracyCalculator()
+    with pytest.raises(ModuleNotFoundError, match=r"exactknn\[clustering\]"):
+        WithClusters(include=("clusters",)).get_accuracy(LINE, LINE_LABELS)
 
 
 # --- metrics of the user -------------------------------------------------------------------------------------------
@@ -921,12 +1011,8 @@ def test_wrong_gains(wrong):
         ndcg_metric(3)
 
 
-@pytest.mark.parametrize("answer", [True, tensor([True]), "x"])
+@pytest.mark.parametrize("answer", [True, tensor([True]), "x", torch.ones(3, 6)])
 def test_a_comparison_of_another_shape_is_refused(answer):
     calculator = AccuracyCalculator(label_comparison_fn=lambda x, y: answer)
     with pytest.raises(ValueError, match="label_comparison_fn must return a bool tensor of shape"):
         calculator.get_accuracy(LINE, LINE_LABELS)
-
-
-def test_the_real_calculator_takes_the_same_search():
-    assert RustKNN()(LINE, 1, LINE, True)[1].squeeze(1).tolist() == [1, 0, 1, 4, 3, 4]

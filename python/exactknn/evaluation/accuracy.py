@@ -29,7 +29,7 @@ from exactknn import _arrays, _retrieval
 from exactknn._retrieval import BUILT_IN, Floats, Hits, Ints, Metric
 from exactknn.distances import LpDistance
 from exactknn.evaluation import knn as _knn
-from exactknn.evaluation._relevance import Codes, Compared, QueryClasses, Relevance
+from exactknn.evaluation._relevance import Classes, Codes, Compared, Relevance, codes_among
 from exactknn.evaluation.knn import CustomKNN, RustKNN
 from exactknn.evaluation.metrics import (
     NO_COMPARISON,
@@ -146,12 +146,6 @@ class AccuracyCalculator:
         self._excluded = tuple(exclude)
         self._selected = sorted(set(include or self._default_names()).difference(exclude))
         self._current = self._selected
-        clustering = set(self.requires_clustering()).intersection(self._selected)
-        if clustering and self.label_comparison_fn is not torch.eq:
-            raise NotImplementedError(
-                f"{', '.join(sorted(clustering))} cannot be computed with a label_comparison_fn: clusters are compared "
-                'by equal labels; leave them out with exclude=("NMI", "AMI")'
-            )
         self._check_clustering(self._selected)
 
     # --- what is selected ------------------------------------------------------------------------------------------
@@ -245,12 +239,15 @@ class AccuracyCalculator:
         return dict(custom_metrics)
 
     def _check_clustering(self, names: Sequence[str]) -> None:
-        named = sorted(set(_CLUSTERING).intersection(names))
-        if named and importlib.util.find_spec("sklearn") is None:
-            raise ModuleNotFoundError(
-                f"{', '.join(named)} needs scikit-learn, which is not installed: pip install 'exactknn[clustering]'",
-                name="sklearn",
+        clustering = sorted(set(self.requires_clustering()).intersection(names))
+        if clustering and self.label_comparison_fn is not torch.eq:
+            raise NotImplementedError(
+                f"{', '.join(clustering)} cannot be computed with a label_comparison_fn: clusters are compared "
+                'by equal labels; leave them out with exclude=("NMI", "AMI")'
             )
+        named = sorted(set(_CLUSTERING).intersection(names))
+        if named:
+            _check_sklearn(", ".join(named))
 
     def _is_ours(self, name: str) -> bool:
         """Whether no method of a subclass decides the value of this metric."""
@@ -294,13 +291,13 @@ class AccuracyCalculator:
         """Normalised mutual information, arithmetic mean of the entropies, by scikit-learn."""
         from sklearn.metrics import normalized_mutual_info_score
 
-        return float(normalized_mutual_info_score(_flat_codes(query_labels), _flat_codes(cluster_labels)))
+        return float(normalized_mutual_info_score(*_partitions(query_labels, cluster_labels)))
 
     def calculate_AMI(self, query_labels: Any, cluster_labels: Any, **kwargs: Any) -> float:
         """Adjusted mutual information, arithmetic mean of the entropies, by scikit-learn."""
         from sklearn.metrics import adjusted_mutual_info_score
 
-        return float(adjusted_mutual_info_score(_flat_codes(query_labels), _flat_codes(cluster_labels)))
+        return float(adjusted_mutual_info_score(*_partitions(query_labels, cluster_labels)))
 
     def get_cluster_labels(self, query: Tensor, query_labels: Tensor, **kwargs: Any) -> Any:
         """Cluster of each query, with as many clusters as there are distinct values in the labels."""
@@ -308,6 +305,7 @@ class AccuracyCalculator:
         _LOGGER.info("k-means of %d rows into %d clusters", len(query), num_clusters)
         if self.kmeans_func is not None:
             return self.kmeans_func(query, num_clusters)
+        _check_sklearn("k-means without a kmeans_func")
         from sklearn.cluster import KMeans
 
         kmeans = KMeans(num_clusters, n_init=1, max_iter=20, random_state=0)
@@ -339,11 +337,13 @@ class AccuracyCalculator:
         knn_labels = torch.as_tensor(kwargs["knn_labels"]).to(query_labels.device)
         labels, counts = (torch.as_tensor(part).to(query_labels.device) for part in kwargs["label_counts"])
         included = bool(kwargs.get("ref_includes_query", False))
+        comparison = kwargs.get("label_comparison_fn", self.label_comparison_fn)
         counted = torch.as_tensor(kwargs["not_lone_query_mask"]).cpu().numpy()
-        relevance = self.label_comparison_fn(query_labels.unsqueeze(1), knn_labels).cpu().numpy()
-        own = self.label_comparison_fn(labels, labels) if included else torch.zeros(len(labels))
+        relevance = comparison(query_labels.unsqueeze(1), knn_labels).cpu().numpy()
+        own = comparison(labels, labels) if included else torch.zeros(len(labels))
         codes = codes_among(query_labels, labels)
-        counted = counted & (codes >= 0)
+        known = codes >= 0
+        counted = counted & known
         relevant_counts = np.where(counted, (counts.cpu().long() - own.cpu().long()).numpy()[codes], 0)
         ranked = _retrieval.metric_named(name)
         if ranked is not None:
@@ -362,7 +362,7 @@ class AccuracyCalculator:
             relevance=torch.from_numpy(relevance),
         )
         values = _checked_values(name, metric.function(inputs), len(query_labels))
-        mask = counted if metric.exclude_lone_queries else np.ones_like(counted)
+        mask = counted if metric.exclude_lone_queries else known
         return self._average(values, codes, len(labels), mask)
 
     def _average(self, values: Floats, codes: Any, number: int, counted: Any) -> Values:
@@ -410,8 +410,9 @@ class AccuracyCalculator:
                 queries although ``ref_includes_query`` says so, or a ``knn_func`` that returns impossible rows.
         """
         self.check_primary_metrics(include, exclude)
-        self._current = self._narrowed(include, exclude)
-        self._check_clustering(self._current)
+        names = self._narrowed(include, exclude)
+        self._current = names
+        self._check_clustering(names)
         if (reference is None) != (reference_labels is None):
             given, missing = (
                 ("reference", "reference_labels") if reference_labels is None else ("reference_labels", "reference")
@@ -432,8 +433,9 @@ class AccuracyCalculator:
                 query_labels, reference_labels = query_labels.to(dtype), reference_labels.to(dtype)
             ref_includes_query = bool(ref_includes_query)
             _check_inputs(query, query_labels, reference, reference_labels, ref_includes_query)
-            run = _Run(self, query, query_labels, reference, reference_labels, ref_includes_query)
-            return run.values()
+            with _knn._autocast_off(device.type):
+                run = _Run(self, names, query, query_labels, reference, reference_labels, ref_includes_query)
+                return run.values()
 
 
 class _Needs(NamedTuple):
@@ -455,6 +457,7 @@ class _Run:
     def __init__(
         self,
         calculator: AccuracyCalculator,
+        names: Sequence[str],
         query: Tensor,
         query_labels: Tensor,
         reference: Tensor,
@@ -462,6 +465,7 @@ class _Run:
         ref_includes_query: bool,
     ) -> None:
         self.calculator = calculator
+        self.names = names
         self.query, self.query_labels = query, query_labels
         self.reference, self.reference_labels = reference, reference_labels
         self.own_included = ref_includes_query
@@ -469,7 +473,7 @@ class _Run:
         self.ranked: dict[str, Metric] = {}
         self.custom: dict[str, RetrievalMetric] = {}
         self.methods: list[str] = []
-        for name in calculator.get_curr_metrics():
+        for name in names:
             ranked, custom = _retrieval.metric_named(name), calculator._retrieval_metric(name)
             if not calculator._is_ours(name):
                 self.methods.append(name)
@@ -477,7 +481,10 @@ class _Run:
                 self.ranked[name] = ranked
             elif custom is not None:
                 self.custom[name] = custom
-        self.methods_search = bool(set(self.methods).intersection(calculator.requires_knn()))
+        need_neighbours, need_clusters = set(calculator.requires_knn()), set(calculator.requires_clustering())
+        self.methods_search = bool(need_neighbours.intersection(self.methods))
+        # A method that says nothing of what it needs may look at neighbours; NMI, AMI and their like do not.
+        self.methods_look = self.methods_search or not need_clusters.issuperset(self.methods)
 
     def values(self) -> dict[str, Any]:
         """What is reported, by name."""
@@ -502,7 +509,7 @@ class _Run:
 
     def _neighbour_metrics(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Metrics of neighbours; adds to the arguments of methods what the search found."""
-        classes = QueryClasses(self.query_labels)
+        classes = Classes(self.query_labels)
         relevance = self._relevance(classes)
         relevant_counts = np.zeros(self.n, np.int64) if relevance is None else relevance.relevant_counts
         counted = relevant_counts > 0
@@ -516,11 +523,11 @@ class _Run:
             for name, values in self._ranked_values(relevance, needs, indices).items():
                 reported[name] = self.calculator._average(values, classes.codes, len(classes), counted)
         for name, metric in self.custom.items():
+            if metric.exclude_lone_queries and relevance is None:
+                raise ValueError(NO_COMPARISON)
             width = self._limit(metric.neighbors, needs.resolved)
             inputs = self._inputs(relevance, distances[:, :width], indices[:, :width])
             values = _checked_values(name, metric.function(inputs), self.n)
-            if metric.exclude_lone_queries and relevance is None:
-                raise ValueError(NO_COMPARISON)
             mask = counted if metric.exclude_lone_queries else np.ones(self.n, dtype=bool)
             reported[name] = self.calculator._average(values, classes.codes, len(classes), mask)
 
@@ -528,23 +535,23 @@ class _Run:
         lone[classes.codes[counted]] = False
         device = self.query.device
         self.calculator.per_class_labels = classes.labels[torch.from_numpy(~lone if counted.any() else lone).to(device)]
-        if self.methods:
+        kwargs["label_counts"] = (classes.labels, None if relevance is None else relevance.match_counts)
+        kwargs["lone_query_labels"] = classes.labels[torch.from_numpy(lone).to(device)]
+        kwargs["not_lone_query_mask"] = torch.from_numpy(counted).to(device)
+        if self.methods_look:
             width = min(needs.columns, needs.resolved)
-            kwargs["label_counts"] = (classes.labels, None if relevance is None else relevance.match_counts)
             kwargs["knn_labels"] = self.reference_labels[indices[:, :width]]
             kwargs["knn_distances"] = distances[:, :width]
-            kwargs["lone_query_labels"] = classes.labels[torch.from_numpy(lone).to(device)]
-            kwargs["not_lone_query_mask"] = torch.from_numpy(counted).to(device)
         return reported
 
-    def _needs(self, classes: QueryClasses, relevant_counts: Ints) -> _Needs:
+    def _needs(self, classes: Classes, relevant_counts: Ints) -> _Needs:
         most = int(relevant_counts.max())
         resolved = self._resolved(classes, relevant_counts)
         self._warn_of_small_k(most)
         for_ranks = max((self._needed(metric, resolved, most) for metric in self.ranked.values()), default=0)
         for_ranks = for_ranks if most else 0
         given = [self._limit(metric.neighbors, resolved) for metric in self.custom.values()]
-        if self.methods:
+        if self.methods_look:
             # A method that needs neighbours may rely on all that k says; another gets what was found for the rest.
             given.append(resolved if self.methods_search else for_ranks)
         for_given = max(given, default=0)
@@ -566,7 +573,7 @@ class _Run:
                 values[name][start:stop] = metric.values(hits.first(limit))
         return values
 
-    def _relevance(self, classes: QueryClasses) -> Relevance | None:
+    def _relevance(self, classes: Classes) -> Relevance | None:
         comparison = self.calculator.label_comparison_fn
         if comparison is not torch.eq:
             return Compared(classes, self.query_labels, self.reference_labels, self.own_included, comparison)
@@ -576,7 +583,7 @@ class _Run:
             raise ValueError(NO_COMPARISON)
         return None
 
-    def _resolved(self, classes: QueryClasses, relevant_counts: Ints) -> int:
+    def _resolved(self, classes: Classes, relevant_counts: Ints) -> int:
         """Neighbours for the metrics without a number of their own, at most those that there are."""
         per_class = np.zeros(len(classes), np.int64)
         per_class[classes.codes] = relevant_counts
@@ -588,7 +595,7 @@ class _Run:
 
     def _warn_of_small_k(self, most: int) -> None:
         k = self.calculator.k
-        affected = [name for name in _UP_TO_RELEVANT if name in self.calculator.get_curr_metrics()]
+        affected = [name for name in _UP_TO_RELEVANT if name in self.names]
         if isinstance(k, int) and k < most and affected:
             _LOGGER.warning(
                 "k=%d is below the largest number of relevant references, %d: %s looks at %d neighbours only. "
@@ -611,8 +618,9 @@ class _Run:
             return self.query.new_empty((self.n, 0)), self.query.new_empty((self.n, 0), dtype=torch.long)
         _LOGGER.info("evaluating %d queries with k=%d, dimension %d", self.n, columns, self.query.shape[1])
         distances, indices = self.calculator.knn_func(self.query, columns, self.reference, self.own_included)
-        indices = _checked_indices(indices, (self.n, columns), len(self.reference)).to(self.query.device)
-        return torch.as_tensor(distances).to(self.query.device), indices
+        shape = (self.n, columns)
+        indices = _checked_indices(indices, shape, len(self.reference)).to(self.query.device)
+        return _checked_distances(distances, shape).to(self.query.device), indices
 
     def _ranks(self, relevance: Relevance, columns: int) -> Iterator[tuple[int, int, Hits]]:
         """Ranks of the relevant references by a backend of ours, without a matrix of neighbours."""
@@ -660,18 +668,24 @@ def _blocks_of(relevance: Relevance, indices: Tensor) -> Iterator[tuple[int, int
         yield start, stop, Hits.from_relevance(found, relevance.relevant_counts[start:stop])
 
 
-def codes_among(labels: Tensor, known: Tensor) -> Ints:
-    """Place of each label in ``known``, -1 where it is not there, ``(n,)``."""
-    distinct, inverse = torch.unique(torch.cat([known.to(labels.dtype), labels]), dim=0, return_inverse=True)
-    place = torch.full((len(distinct),), -1, device=inverse.device)
-    place[inverse[: len(known)]] = torch.arange(len(known), device=inverse.device)
-    codes: Ints = place[inverse[len(known) :]].cpu().numpy()
-    return codes
+def _check_sklearn(what: str) -> None:
+    if importlib.util.find_spec("sklearn") is None:
+        raise ModuleNotFoundError(
+            f"{what} needs scikit-learn, which is not installed: pip install 'exactknn[clustering]'", name="sklearn"
+        )
 
 
-def _flat_codes(labels: Any) -> Any:
-    """Labels as whole numbers: which are equal is all that counts."""
-    return torch.unique(torch.as_tensor(labels).flatten(), return_inverse=True)[1].cpu().numpy()
+def _partitions(query_labels: Any, cluster_labels: Any) -> tuple[Any, Any]:
+    """Labels and clusters of the queries as whole numbers: which are equal is all that counts."""
+    labels, clusters = torch.as_tensor(query_labels), torch.as_tensor(cluster_labels)
+    if labels.numel() != len(labels):
+        raise ValueError(f"query_labels must have one column to be compared with clusters, got {tuple(labels.shape)}")
+    if clusters.numel() != len(labels):
+        raise ValueError(
+            f"kmeans_func must return one cluster for each of {len(labels)} rows, got shape {tuple(clusters.shape)}"
+        )
+    codes = [torch.unique(part.flatten(), return_inverse=True)[1].cpu().numpy() for part in (labels, clusters)]
+    return codes[0], codes[1]
 
 
 # --- arguments -----------------------------------------------------------------------------------------------------
@@ -689,9 +703,21 @@ def _checked_k(k: Any) -> int | str | None:
 
 
 def _tensor(values: Any, name: str) -> Tensor:
+    """Real numbers, of which torch has the type, as a dense tensor that shares the memory where it can."""
     if isinstance(values, Tensor):
-        return values.detach()
-    array = np.asarray(values)
+        if values.layout != torch.strided:
+            raise TypeError(f"{name} must be a dense tensor, got layout {values.layout}")
+        if values.is_complex():
+            raise TypeError(f"{name} must hold real numbers, got {values.dtype}")
+        if values.dtype == torch.uint64 and bool((values.view(torch.int64) < 0).any()):
+            raise ValueError(f"{name} must fit into 64-bit integers with a sign, got one beyond")
+        return values.detach().resolve_neg()
+    if isinstance(values, np.ma.MaskedArray):
+        raise TypeError(f"{name} must not be a masked array: masked entries have no value")
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise ValueError(f"{name} must have rows of equal length: {error}") from error
     if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
         if array.dtype.kind == "V" and array.dtype.name == "bfloat16":
             return torch.from_numpy(np.array(array).view(np.int16)).view(torch.bfloat16)
@@ -709,15 +735,11 @@ def _tensor(values: Any, name: str) -> Tensor:
 def _embeddings(values: Any, name: str, device: torch.device | None) -> Tensor:
     rows = _tensor(values, name)
     rows = rows if device is None else rows.to(device)
-    if rows.is_complex():
-        raise TypeError(f"{name} must hold real numbers, got {rows.dtype}")
     return rows if rows.dtype in (torch.float32, torch.float64) else rows.float()
 
 
 def _labels(values: Any, name: str, device: torch.device) -> Tensor:
     labels = _tensor(values, name).to(device)
-    if labels.is_complex():
-        raise TypeError(f"{name} must hold real numbers, got {labels.dtype}")
     return labels if labels.is_floating_point() else labels.long()
 
 
@@ -730,7 +752,10 @@ def _common_label_dtype(query_labels: Tensor, reference_labels: Tensor) -> torch
 def _check_inputs(
     query: Tensor, query_labels: Tensor, reference: Tensor, reference_labels: Tensor, own_included: bool
 ) -> None:
-    for rows, labels, name in ((query, query_labels, "query"), (reference, reference_labels, "reference")):
+    sides = [(query, query_labels, "query")]
+    if reference is not query:
+        sides.append((reference, reference_labels, "reference"))
+    for rows, labels, name in sides:
         if rows.ndim != 2:
             raise ValueError(f"{name} must be 2-D (rows, dimensions), got shape {tuple(rows.shape)}")
         if labels.ndim not in (1, 2):
@@ -762,7 +787,7 @@ def _check_own_rows(query: Tensor, query_labels: Tensor, reference: Tensor, refe
     step = max(1, _retrieval.BLOCK_ELEMENTS // max(query.shape[1], 1))
     for start in range(0, n, step):
         rows, own = query[start : start + step], reference[:n][start : start + step]
-        if rows.shape[1] == 0 or rows.data_ptr() == own.data_ptr():
+        if rows.shape[1] == 0 or _knn._same_memory(rows, own):
             continue
         wrong = (rows - own).abs().amax(dim=1) > _SAME_ROW * rows.abs().amax(dim=1)
         if bool(wrong.any()):
@@ -777,6 +802,18 @@ def _check_own_rows(query: Tensor, query_labels: Tensor, reference: Tensor, refe
             "reference_labels must begin with the query_labels when ref_includes_query is set, "
             f"row {row} has {reference_labels[row].tolist()} for {query_labels[row].tolist()}"
         )
+
+
+def _checked_distances(distances: Any, shape: tuple[int, int]) -> Tensor:
+    try:
+        values = torch.as_tensor(distances)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"knn_func must return a tensor or array of distances, got {type(distances).__name__}"
+        ) from error
+    if tuple(values.shape) != shape:
+        raise ValueError(f"knn_func must return distances of shape {shape}, got {tuple(values.shape)}")
+    return values
 
 
 def _checked_indices(indices: Any, shape: tuple[int, int], m: int) -> Tensor:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from exactknn import _arrays, _retrieval
+from exactknn.evaluation._relevance import Classes
 
 WEIGHTS = ("uniform", "softmax")
 
@@ -208,8 +209,7 @@ class _Vote:
         n, k = relevance.shape
         if n == 0 or k == 0:
             return torch.zeros(n, dtype=torch.float64)
-        flat = labels.reshape(n * k, *labels.shape[2:])
-        classes = torch.unique(flat, dim=0, return_inverse=True)[1].reshape(n, k).cpu().numpy()
+        classes = Classes(labels.reshape(n * k, *labels.shape[2:])).codes.reshape(n, k)
         values = relevance.cpu().numpy()
         weights = self._weights(inputs)
         correct = torch.empty(n, dtype=torch.float64)
