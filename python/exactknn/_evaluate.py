@@ -1,10 +1,10 @@
 """Retrieval evaluation of whole arrays: what ``exactknn evaluate`` computes. NumPy and the core only.
 
     embeddings, labels --Task.of--> Task: rows, and the class of each as a number
-    Task, metrics, k ------------> plan: how many neighbours each metric looks at
-        few    --_neighbour_blocks--> neighbours --relevance--> Hits --+-> one value per query and metric
-        many   --blocks_of_ranks----> the core's ranks ------> Hits --+-> counts by rank, for curves
-                               neighbours --classes--> votes, nearest class = Evaluation
+    Task, metrics, k --> how many neighbours each metric looks at
+        few, or most of them relevant --_neighbour_blocks--> neighbours --> Hits --+--> one value per query and metric
+        else --------------------------blocks_of_ranks-----> ranks ------> Hits --+--> counts by rank, for curves
+        neighbours --> classes ------------------------------------------------------> votes, nearest class
     Task --pair_sample--> distances of same-class and of other-class pairs
 
 The queries pass in blocks, so memory grows neither with queries x references nor with queries x neighbours.
@@ -29,14 +29,18 @@ Neighbours = int | Literal["all", "max"]
 
 CURVE_NEIGHBOURS = 100
 """Neighbours up to which the curves go."""
-PAIRS_AT_MOST = 200_000
+PAIRS_AT_MOST = 100_000
 """Pairs of either kind that are measured; of more, so many are drawn."""
 
-# Up to here the neighbours themselves cost less than the rank of every relevant reference.
+# The neighbours themselves cost less than the ranks of the relevant references where so few are wanted, or where more
+# than one reference in so many is relevant.
 _FEW_NEIGHBOURS = 128
+_DENSE = 20
 # Votes by name, each followed by _at_<k>, and the temperature of their weights.
 _VOTES = {"knn_accuracy": None, "knn_softmax_accuracy": 0.07}
 _SEED = 0
+# Sums of a few values up to here are finite.
+_LARGEST_DRAWN = 1e300
 _EXACT_INTEGER = 2**53
 
 
@@ -181,8 +185,10 @@ class _Vote:
         weights = None
         if self.temperature is not None:
             # Nearest first, whichever way the values run; only how far they are behind the nearest counts.
-            behind = np.abs(values.astype(np.float64) - values[:, :1].astype(np.float64))
-            weights = np.exp(-behind / self.temperature)
+            wide = values.astype(np.float64)
+            with np.errstate(invalid="ignore", over="ignore"):
+                behind = np.where(wide == wide[:, :1], 0.0, np.abs(wide - wide[:, :1]))  # infinite ones are equal
+                weights = np.exp(-behind / self.temperature)
         columns = np.empty(len(classes), np.int64)
         step = max(1, BLOCK_ELEMENTS // classes.shape[1])
         for start in range(0, len(classes), step):
@@ -322,9 +328,10 @@ class _Gathering:
 
 def _search(gathering: _Gathering, groups: Groups, num_threads: int | None, progress: Report | None) -> None:
     task, counts = gathering.task, gathering.relevant_counts
-    by_rank = gathering.depth > _FEW_NEIGHBOURS
+    dense = int(counts.sum()) * _DENSE > len(counts) * task.candidates
+    by_rank = gathering.depth > _FEW_NEIGHBOURS and not dense
     columns = gathering.classes_wanted if by_rank else max(gathering.depth, gathering.classes_wanted)
-    stages = _Stages(progress, by_rank + (columns > 0))
+    stages = _Stages(progress, number=int(by_rank) + int(columns > 0))
     if by_rank:
         for start, stop in _retrieval.blocks_of_ranks(counts):
             offsets, ranks = _retrieval.ranks_of(
@@ -354,7 +361,7 @@ def _neighbour_blocks(
 ) -> Iterator[tuple[int, int, _Neighbours]]:
     """The ``k`` nearest references of the queries from ``start`` to ``stop``, at least one."""
     n = len(task.query_class)
-    step = max(1, 4 * BLOCK_ELEMENTS // k)
+    step = max(1, BLOCK_ELEMENTS // k)
     if n <= step:
         values, indices = _knn(task, slice(None), k, task.excludes_self, num_threads, stages.part(0, n, n))
         yield 0, n, _Neighbours(values, task.reference_class[indices])
@@ -437,7 +444,7 @@ class PairSample:
     """Distances of pairs of a query and a reference of one kind."""
 
     values: Floats
-    """Those that float64 holds, at most ``(measured,)``."""
+    """Those below 1e300, at most ``(measured,)``."""
     total: int
     """Pairs of this kind that there are."""
     measured: int
@@ -476,7 +483,7 @@ def pair_sample(task: Task, *, same_class: bool) -> PairSample:
     else:
         place = place + np.where(place >= begin[query], length[query], 0)
     values = _distances(task, query, groups.rows[place])
-    return PairSample(values[np.isfinite(values)], total, len(values))
+    return PairSample(values[np.abs(values) < _LARGEST_DRAWN], total, len(values))
 
 
 def _distances(task: Task, query_rows: Ints, reference_rows: Ints) -> Floats:

@@ -48,7 +48,7 @@ def as_table(task: Task, evaluation: Evaluation) -> str:
             for name, values in evaluation.values.items()
         ),
     ]
-    return "\n".join([*lines, *(["", _LONE] if lone else [])])
+    return "\n".join([*lines, "", _LONE])
 
 
 def as_json(task: Task, evaluation: Evaluation) -> str:
@@ -130,8 +130,8 @@ _WHAT_IT_SHOWS_AT = {
     "found_fraction": "Share of the references of the same class that are among the first {k} neighbours.",
     "ndcg": "1 when the first {k} neighbours are of the same class, as far as it has references; a mistake costs "
     "more the nearer it comes.",
-    "knn_accuracy": "How often most of the first {k} neighbours vote for the right class.",
-    "knn_softmax_accuracy": "How often the first {k} neighbours vote for the right class, near ones counting more.",
+    "knn_accuracy": "How often the first {k} neighbours, each with one vote, elect the right class.",
+    "knn_softmax_accuracy": "How often the first {k} neighbours elect the right class, near ones having more votes.",
 }
 _DISTANCE_WORDS = {
     "sqeuclidean": "squared Euclidean distance",
@@ -215,7 +215,7 @@ def page(task: Task, evaluation: Evaluation, files: Mapping[str, str]) -> str:
         _curves_section(evaluation),
         _pairs_section(task),
         _worst_section(task, evaluation, confused),
-        _confusions_section(task, confused[:CONFUSIONS]),
+        _confusions_section(task, evaluation, confused[:CONFUSIONS]),
     ]
     return "\n".join(
         [
@@ -281,7 +281,8 @@ def _curves_section(evaluation: Evaluation) -> str:
     recall = np.cumsum(evaluation.details.first_at) / len(counts)
     precision = np.cumsum(evaluation.details.relevant_at) / (len(counts) * number)
     best = _best_precision(counts, number)
-    shown = [k for k in (1, 2, 5, 10, 20, 50, 100) if k < len(number)] + [len(number)]
+    # The last one, too, and none that its number would be written over.
+    shown = [k for k in (1, 2, 5, 10, 20, 50) if k < 0.8 * len(number)] + [len(number)]
     figures = (
         _figure(
             _curve("Recall at k", number, [recall], shown),
@@ -320,7 +321,7 @@ def _pairs_section(task: Task) -> str:
     kinds = [("same-class pairs", same, "one"), ("other-class pairs", other, "two")]
     drawn = [(name, sample, style) for name, sample, style in kinds if len(sample.values)]
     if not drawn:
-        return _section(title, "<p>Nothing to draw: there are no pairs of a query and a reference to measure.</p>")
+        return _section(title, "<p>Nothing to draw: there are no pairs, or none with a value below 1e300.</p>")
     larger = task.distance == "inner_product"
     words = [
         f'<p><span class="key {style}"></span>{name.capitalize()}: {_pairs_words(sample)}</p>'
@@ -348,7 +349,7 @@ def _pairs_words(sample: PairSample) -> str:
     if not sample.total:
         return "there are none."
     if not len(sample.values):
-        return f"{sample.total:,}, none with a value that float64 holds."
+        return f"{sample.total:,}, none with a value below 1e300."
     taken = f"{sample.measured:,} drawn of {sample.total:,}" if sample.drawn else f"all {sample.total:,}"
     return f"{taken}; median {np.median(sample.values):.4g}."
 
@@ -375,11 +376,10 @@ def _worst_section(task: Task, evaluation: Evaluation, confused: Sequence[Confus
         rows.append([_label(task, code), f"{queries[code]:,}", _value(means[code]) + _bar(means[code]), mistaken])
     if not rows:
         return _section(title, "<p>Nothing to show: every query is lone.</p>")
-    which = (
-        f"The lowest {len(rows)} of {_classes(len(scored))}"
-        if len(rows) < len(scored)
-        else f"All {_classes(len(rows))}"
-    )
+    if len(rows) < len(scored):
+        which = f"The lowest {len(rows)} of {_classes(len(scored))}"
+    else:
+        which = "The only class" if len(rows) == 1 else f"All {len(rows)} classes"
     words = (
         f"{which} by {_metric_name(name)}, lowest first. The last column is the class that a wrong nearest "
         "reference belongs to most often, and for which share of the queries."
@@ -388,10 +388,12 @@ def _worst_section(task: Task, evaluation: Evaluation, confused: Sequence[Confus
     return _section(title, f"<p>{words}</p>{table}")
 
 
-def _confusions_section(task: Task, confused: Sequence[Confusion]) -> str:
+def _confusions_section(task: Task, evaluation: Evaluation, confused: Sequence[Confusion]) -> str:
     title = "Classes most often confused"
+    if not evaluation.counted.any():
+        return _section(title, "<p>Nothing to show: every query is lone.</p>")
     if not confused:
-        return _section(title, "<p>No query has a nearest reference of a wrong class.</p>")
+        return _section(title, "<p>None: the nearest reference of every query is of the same class.</p>")
     queries = np.bincount(task.query_class, minlength=len(task.classes))
     rows = [
         [
@@ -417,6 +419,8 @@ def _text(text: str) -> str:
 
 def _label(task: Task, code: int) -> str:
     name = _name(task, code)
+    if not name.strip():
+        return '<span class="soft">(empty)</span>'
     if len(name) <= _LABEL_LENGTH:
         return f"<bdi>{_text(name)}</bdi>"
     return f'<bdi title="{_text(name)}">{_text(name[: _LABEL_LENGTH - 1])}…</bdi>'
@@ -539,7 +543,7 @@ def _limits(curves: Sequence[Floats]) -> tuple[float, float]:
     """The smallest of a few ranges within 0 to 1 that holds all values."""
     lowest, highest = (min(float(curve.min()) for curve in curves), max(float(curve.max()) for curve in curves))
     for low in (0.98, 0.95, 0.9, 0.8, 0.5):
-        if lowest >= low:
+        if low <= lowest < 1.0:
             return low, 1.0
     return 0.0, next(high for high in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0) if highest <= high)
 

@@ -147,8 +147,9 @@ def found_fraction_at(hits: Hits, k: int) -> Floats:
 def ndcg_at(hits: Hits, k: int) -> Floats:
     """Discounted gain of the first ``k``, over that of a list with all relevant references in front."""
     kept = hits.first(k)
-    ideal = np.concatenate([[0.0], np.cumsum(1.0 / np.log2(np.arange(2, k + 2)))])
-    return _divided(kept.sums(1.0 / np.log2(kept.ranks + 1.0)), ideal[np.minimum(hits.relevant_counts, k)])
+    in_front = np.minimum(hits.relevant_counts, k)
+    ideal = np.concatenate([[0.0], np.cumsum(1.0 / np.log2(np.arange(2, in_front.max(initial=0) + 2)))])
+    return _divided(kept.sums(1.0 / np.log2(kept.ranks + 1.0)), ideal[in_front])
 
 
 @dataclass(frozen=True)
@@ -182,7 +183,7 @@ _AT_K: dict[str, Callable[[Hits, int], Floats]] = {
     "ndcg": ndcg_at,
 }
 AT_K_NAMES = tuple(f"{name}_at_<k>" for name in _AT_K)
-_NUMBERED = re.compile(r"([a-z_]+)_at_([1-9][0-9]*)")
+_NUMBERED = re.compile(r"([a-z_]+)_at_([1-9][0-9]{0,17})")  # any more digits would not fit 64 bits
 
 
 def numbered(name: str) -> tuple[str, int] | None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import os
 import signal
 import sys
@@ -84,11 +85,11 @@ They are compared exactly.
 
 _EVALUATE_EPILOG = """\
 metrics (of one query; the value is the mean over queries that have a reference of their class):
-  precision_at_1                 whether the nearest reference is of the query's class
-  r_precision                    share of its class among the first R, R being how many references its class has
-  mean_average_precision_at_r    the same, earlier ranks counted more
   mean_average_precision         mean of the precisions at the ranks of all references of its class
+  mean_average_precision_at_r    the same, only among the first R, R being how many references its class has
   mean_reciprocal_rank           1 / rank of the nearest reference of its class
+  precision_at_1                 whether the nearest reference is of its class
+  r_precision                    share of its class among the first R
   precision_at_<k>               share of its class among the first k
   recall_at_<k>, hit_rate_at_<k> whether any of the first k is of its class
   found_fraction_at_<k>          share of the references of its class that are among the first k
@@ -416,7 +417,7 @@ def _open_outputs(
     from exactknn import _files
 
     suffix = _files.check_output_suffix(arguments.output, _files.RESULT_SUFFIXES, "--output")
-    paths = [arguments.output]
+    paths = {"--output": arguments.output}
     _files.check_indices_fit((reference or query).rows, arguments.output, suffix)
     if arguments.distances is not None:
         kind = _files.check_output_suffix(arguments.distances, _files.DISTANCE_SUFFIXES, "--distances")
@@ -425,20 +426,22 @@ def _open_outputs(
                 f"--distances {arguments.distances}: float64 vectors have float64 distances, which {kind} cannot hold; "
                 "write them to an .npz with --output"
             )
-        if _files.same_file(arguments.output, arguments.distances):
-            raise CommandError(f"--output and --distances are one file: {arguments.distances}")
-        paths.append(arguments.distances)
+        paths["--distances"] = arguments.distances
     return _staged(paths, [vectors.path for vectors in (query, reference) if vectors is not None], stack)
 
 
-def _staged(paths: Sequence[str], inputs: Sequence[str], stack: contextlib.ExitStack) -> list[OutputFile]:
+def _staged(paths: Mapping[str, str], inputs: Sequence[str], stack: contextlib.ExitStack) -> list[OutputFile]:
+    """Stage the files of these options, none of them in the place of an input or of another."""
     from exactknn import _files
 
-    for path in paths:
+    for (first, path), (second, other) in itertools.combinations(paths.items(), 2):
+        if _files.same_file(path, other):
+            raise CommandError(f"{first} and {second} are one file: {other}")
+    for path in paths.values():
         for source in inputs:
             if _files.same_file(path, _files.source_of(source)):
                 raise CommandError(f"{path}: the output would replace the input {source}")
-    return [stack.enter_context(_files.OutputFile(path)) for path in paths]
+    return [stack.enter_context(_files.OutputFile(path)) for path in paths.values()]
 
 
 def _put_in_place(outputs: Sequence[OutputFile]) -> None:
@@ -507,48 +510,48 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         raise CommandError(f"--metrics: {error}") from error
     try:
         with contextlib.ExitStack() as stack:
-            outputs = _open_reports(arguments, stack)
+            per_class, report = _open_reports(arguments, stack)
             task = _task(arguments)
             with _searching(arguments) as progress:
                 scores = evaluation.evaluate(
                     task,
                     metrics,
                     arguments.k,
-                    details=arguments.report is not None,
+                    details=report is not None,
                     num_threads=arguments.threads,
                     progress=progress,
                 )
-            if "per_class" in outputs:
-                outputs["per_class"].stream.write(_report.per_class_csv(task, scores).encode())
-            if "report" in outputs:
+            if per_class is not None:
+                per_class.stream.write(_report.per_class_csv(task, scores).encode("utf-8", "backslashreplace"))
+            if report is not None:
                 names = {name: getattr(arguments, name) for name in _EVALUATED_FILES if getattr(arguments, name)}
-                outputs["report"].stream.write(_report.page(task, scores, names).encode())
-            _put_in_place(list(outputs.values()))
+                report.stream.write(_report.page(task, scores, names).encode())
+            outputs = [output for output in (per_class, report) if output is not None]
+            _put_in_place(outputs)
     except _files.FileError as error:
         raise CommandError(str(error)) from error
     _warn_of_gaps(arguments, scores)
     print(_report.as_json(task, scores) if arguments.json else _report.as_table(task, scores))
     if not arguments.json:
-        for output in outputs.values():
+        for output in outputs:
             print(f"wrote {output.path}")
     return 0
 
 
 _EVALUATED_FILES = ("embeddings", "labels", "reference", "reference_labels")
-_EVALUATION_SUFFIXES = {"per_class": (".csv",), "report": (".html", ".htm")}
 
 
-def _open_reports(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> Mapping[str, OutputFile]:
+def _open_reports(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> tuple[OutputFile | None, ...]:
+    """Stage the file of the classes and the page, where they are wanted."""
     from exactknn import _files
 
-    paths = {}
-    for name, suffixes in _EVALUATION_SUFFIXES.items():
-        path = getattr(arguments, name)
-        if path is not None:
-            _files.check_output_suffix(path, suffixes, f"--{name.replace('_', '-')}")
-            paths[name] = path
+    wanted = {"--per-class": (arguments.per_class, (".csv",)), "--report": (arguments.report, (".html", ".htm"))}
+    paths = {option: path for option, (path, _) in wanted.items() if path is not None}
+    for option, path in paths.items():
+        _files.check_output_suffix(path, wanted[option][1], option)
     inputs = [path for name in _EVALUATED_FILES if (path := getattr(arguments, name)) is not None]
-    return dict(zip(paths, _staged(list(paths.values()), inputs, stack), strict=True))
+    staged = dict(zip(paths, _staged(paths, inputs, stack), strict=True))
+    return tuple(staged.get(option) for option in wanted)
 
 
 def _task(arguments: argparse.Namespace) -> Task:
@@ -594,7 +597,7 @@ def _warn_of_gaps(arguments: argparse.Namespace, scores: Evaluation) -> None:
     elif scores.cut_short:
         _complain(
             f"warning: -k {arguments.k} is below the largest number of references of a class, "
-            f"{scores.relevant_counts.max()}: {' and '.join(scores.cut_short)} looks at {scores.k} neighbours only; "
+            f"{scores.relevant_counts.max()}, and cuts {' and '.join(scores.cut_short)} short; "
             "-k max looks at as many as are needed"
         )
 

@@ -468,7 +468,7 @@ def test_minkowski_takes_an_exponent(tmp_path, floats, p, exponent):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "a command is wanted: search or info (see: exactknn --help)"),
+        ((), "a command is wanted: search, evaluate or info (see: exactknn --help)"),
         (("find",), "invalid choice: 'find'"),
         (("search",), "the following arguments are required: --query, -k, --output (see: exactknn search --help)"),
         (("search", "-k", "0"), "argument -k: wanted a whole number of at least 1, got '0'"),
@@ -496,6 +496,7 @@ def test_help_shows_an_example_of_each_command(tmp_path):
     for command, example in (
         ((), "exactknn search --query queries.fbin --reference base.fbin -k 100 --output neighbours.npz"),
         (("search",), "exactknn search --query embeddings.npy -k 10 --metric cosine --output neighbours.npz"),
+        (("evaluate",), "exactknn evaluate --embeddings val.npy --labels val_labels.npy --report report.html"),
         (("info",), "EXACTKNN_SIMD=avx2 exactknn info --json"),
     ):
         done = run(tmp_path, *command, "--help")

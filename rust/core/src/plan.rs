@@ -92,10 +92,6 @@ const SYMMETRIC_ROWS: usize = 4096;
 /// 0.95; 20,000 x 64 at k 1 / 7 / 10: 1.5 / 1.15 / 0.98. Cosine, whose values cost more: 30,000 x 384 at k 1 / 10: 1.3 / 1.15.
 const SYMMETRIC_COLUMNS: usize = 24;
 
-/// Up to this many targets of a query it takes less time to hold every key against each of them than to place every
-/// reference among them by its float64 value.
-const COUNTED_TARGETS: usize = 256;
-
 /// Below this many multiply-adds a search is done before a hand-over to other threads would be.
 const INLINE_WORK: u64 = 1 << 21;
 
@@ -178,6 +174,16 @@ impl Problem {
         if has_int8 && self.dim <= LARGEST_INT8_DIM { Filter::Int8 } else { Filter::Float32 }
     }
 
+    /// The filter to begin with for ranks.
+    pub(crate) fn rank_filter(&self, level: Level) -> Filter {
+        match self.filter(level) {
+            Filter::Direct => Filter::Direct,
+            // Where targets stand among many other rows, 8 bits leave much open: never without a try.
+            _ if self.probe() == 0 => Filter::Float32,
+            _ => self.packed_filter(level),
+        }
+    }
+
     /// How many of the queries try a filter before the rest follows; 0 if there are too few to bother.
     pub(crate) fn probe(&self) -> usize {
         let probe = self.threads.saturating_mul(PROBE_ROWS);
@@ -209,17 +215,6 @@ pub(crate) fn sample_rank(k: usize, rows: usize) -> Option<usize> {
     let mean = k as f64 / SAMPLE_STRIDE as f64;
     let rank = (mean + 2.5 * mean.sqrt() + 2.0) as usize;
     (k >= SAMPLED_K && rows / SAMPLE_STRIDE >= 4 * rank).then_some(rank)
-}
-
-/// The filter to begin with for the ranks of so many targets in all. Codes of 8 bits would leave too much open: the targets
-/// of a query may be anywhere in its order, and there the rows are dense.
-pub(crate) fn rank_filter(problem: &Problem, targets: usize, level: Level) -> Filter {
-    let is_many = targets / problem.queries > COUNTED_TARGETS && !problem.metric.is_costly();
-    match problem.filter(level) {
-        Filter::Direct => Filter::Direct,
-        _ if is_many => Filter::Direct,
-        _ => Filter::Float32,
-    }
 }
 
 impl Plan {
@@ -354,6 +349,17 @@ mod tests {
         assert_eq!(problem(2, 1000, 8, 5, 2).filter(Level::Avx512Vnni), Filter::Direct);
         assert_eq!(problem(8, 1000, 8, 5, 2).filter(Level::Avx512Vnni), Filter::Bare);
         assert_eq!(Problem { double: true, ..problem(8, 1000, 8, 5, 2) }.filter(Level::Avx512), Filter::Float32);
+    }
+
+    #[test]
+    fn ranks_begin_with_8_bits_only_where_they_can_be_tried() {
+        let level = Level::Avx512Vnni;
+        assert_eq!(problem(4096, 65536, 128, 1, 2).rank_filter(level), Filter::Int8);
+        assert_eq!(problem(4096, 65536, 128, 1, 2).rank_filter(Level::Avx512), Filter::Float32);
+        assert_eq!(problem(100, 65536, 128, 1, 2).rank_filter(level), Filter::Float32);
+        assert_eq!(problem(8, 65536, 128, 1, 2).rank_filter(level), Filter::Float32);
+        assert_eq!(problem(2, 65536, 128, 1, 2).rank_filter(level), Filter::Direct);
+        assert_eq!(problem(4096, 150, 128, 1, 2).rank_filter(level), Filter::Direct);
     }
 
     #[test]

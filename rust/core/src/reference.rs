@@ -7,6 +7,7 @@ use crate::lp::Power;
 use crate::matrix::{Element, Output};
 use crate::metric::Metric;
 use crate::radius::Within;
+use crate::ranks::Ranks;
 use crate::search::Neighbours;
 
 fn sum(terms: impl Iterator<Item = f64>) -> f64 {
@@ -139,4 +140,25 @@ where
         }
     }
     within
+}
+
+/// The 1-based ranks of each query's target rows by the definition: all references sorted, the targets looked up. With
+/// `first_row` query `i` is reference row `first_row + i`, which has no rank and is nobody's.
+pub fn ranks<E: Element>(
+    metric: Metric,
+    query: &[Vec<E>],
+    reference: &[Vec<E>],
+    targets: &[Vec<usize>],
+    first_row: Option<usize>,
+) -> Ranks {
+    let mut found = Ranks { starts: vec![0], ranks: Vec::new() };
+    for (i, (q, targets)) in query.iter().zip(targets).enumerate() {
+        let own = first_row.map(|first| (first + i) as i64);
+        let all = knn(metric, std::slice::from_ref(q), reference, reference.len(), false);
+        let others = all.rows.into_iter().filter(|row| Some(*row) != own);
+        let ranked = others.zip(1..).filter(|(row, _)| targets.contains(&(*row as usize)));
+        found.ranks.extend(ranked.map(|(_, rank)| rank));
+        found.starts.push(found.ranks.len() as i64);
+    }
+    found
 }

@@ -35,6 +35,14 @@ fn report_avx2(hits: &mut Hits, m: usize, first: u32, mut over: u32, key: __m256
     let mut keys = [0.0f32; 8];
     // SAFETY: `keys` has room for eight numbers.
     unsafe { _mm256_storeu_ps(keys.as_mut_ptr(), key) };
+    if over == 0xff {
+        let (row_tail, key_tail) = hits.tail(m);
+        for (lane, (row, key)) in row_tail.iter_mut().zip(key_tail).take(8).enumerate() {
+            (*row, *key) = (first + lane as u32, keys[lane]);
+        }
+        hits.grow(m, 8);
+        return;
+    }
     while over != 0 {
         let lane = over.trailing_zeros();
         over &= over - 1;

@@ -3,14 +3,18 @@
 //! ```text
 //! groups ──> targets of each query ──float64 values──> their keys (value, row), sorted
 //! for each task = (chunk of queries, split of the references)          in parallel
-//!     with a filter   Kernel::scan, every key ──> for each target: surely before │ surely behind │ open
+//!     with a filter   Kernel::scan, every key ──count.rs──> for each target: surely before │ surely behind │ open
 //!                     open ──float64 value──> key, held against that of the target
-//!     without         every reference ──float64 value──> key ──search among the targets──> counted behind its place
-//! for each query: add up its splits ──> rank = 1 + references before the target      self is left out here, nowhere else
+//!     without         every reference ──float64 value──> key ──search among the targets──> its place
+//! for each query: add up its splits ──> rank = 1 + nearer targets + other references before the target
 //! ```
+//!
+//! Targets are not held against each other, and self against nobody: both are left out while references are counted.
 //!
 //! A target's limits are those of a search by radius whose edge stands just before its value, and just behind it: see
 //! `docs/exactness.md`, "Ranks". Memory is a few numbers for each target and query of the running tasks.
+
+mod count;
 
 use std::ops::Range;
 
@@ -20,8 +24,8 @@ use crate::arch::{self, WithKernel};
 use crate::bound::Floor;
 use crate::cancel::{Filter, Monitor};
 use crate::error::{Argument, Error, Result, try_vec};
-use crate::kernel::{Bars, Hits, Kernel, QueryPanel, Visit};
-use crate::level::{Simd, multiversion};
+use crate::kernel::{Bars, Hits, Kernel, QueryPanel, QueryTerms, Visit};
+use crate::level::Simd;
 use crate::matrix::{Element, MatrixRef};
 use crate::metric::Metric;
 use crate::order::Neighbour;
@@ -29,6 +33,7 @@ use crate::pack::{Frame, PackedQuery, PackedReference, check_finite, try_zeroed}
 use crate::plan::{self, Plan, Problem};
 use crate::pool::{self, PoolHandle, float_environment};
 use crate::rescore::{Prepared, Widened, score};
+use count::{BLOCK, Bounds, Limits, SAME_ERROR, bound};
 
 /// What to look for.
 #[derive(Debug, Clone, Copy)]
@@ -223,32 +228,8 @@ impl<'a, E: Element> RankSearch<'a, E> {
 /// What the result is called when there is no memory for it.
 const RANKS: &str = "the ranks";
 
-/// Keys that are held against a target in one go: they and their bounds stay in the first-level cache.
-const BLOCK: usize = 256;
-
-/// Neighbouring keys that share an error: the width of the narrowest panel.
-const SAME_ERROR: usize = 8;
-
 /// Open rows of a query that are worth a pass of float64.
 const MANY_OPEN: usize = 32;
-
-/// What keys prove about a target: the key's lower bound above `before`, or its upper bound below `behind`.
-#[derive(Debug, Clone, Copy)]
-struct Limits {
-    before: f32,
-    behind: f32,
-}
-
-impl Limits {
-    /// Whether a key between these bounds proves nothing; so it is with a bound that is not a number.
-    #[inline(always)]
-    fn leave_open(self, low: f32, high: f32) -> bool {
-        // Not `<=` and `>=`: what is not a number is open.
-        #[expect(clippy::neg_cmp_op_on_partial_ord, reason = "NaN must pass")]
-        let open = !(low > self.before) & !(high < self.behind);
-        open
-    }
-}
 
 /// A reference row that is not surely before or behind each target, and the bounds of its key.
 struct Open {
@@ -261,12 +242,56 @@ struct Open {
 struct Counted {
     /// In their order.
     targets: Vec<Neighbour>,
-    /// References before each of them.
+    /// References before each of them that are no targets; or the same as differences, until [`Counted::add_up`].
     before: Vec<u32>,
-    /// Of each of them; empty without a filter.
-    limits: Vec<Limits>,
-    /// Rows to be decided by their value.
-    open: Vec<Open>,
+    /// The rows of the targets, and the query's own: those that are not counted.
+    left_out: LeftOut,
+}
+
+/// Some rows, to be met while others pass in ascending order.
+struct LeftOut {
+    /// Ascending.
+    rows: Vec<u32>,
+    /// How many of them have passed.
+    passed: usize,
+}
+
+impl LeftOut {
+    /// Those of the rows in `range`, which begins behind what has passed.
+    fn pass(&mut self, range: Range<usize>) -> &[u32] {
+        let first = self.passed + self.rows[self.passed..].partition_point(|row| (*row as usize) < range.start);
+        let last = first + self.rows[first..].partition_point(|row| (*row as usize) < range.end);
+        self.passed = last;
+        &self.rows[first..last]
+    }
+
+    fn contains(&self, row: u32) -> bool {
+        self.rows.binary_search(&row).is_ok()
+    }
+}
+
+impl Counted {
+    /// Count a reference at the first target that it is before.
+    #[inline(always)]
+    fn place(&mut self, reference: Neighbour) {
+        // By value first, which takes one comparison; only among equals by the row.
+        let mut at = self.targets.partition_point(|target| reference.is_behind(*target));
+        if self.targets.get(at).is_some_and(|target| !target.is_behind(reference)) {
+            at += self.targets[at..].partition_point(|target| *target < reference);
+        }
+        if let Some(before) = self.before.get_mut(at) {
+            *before += 1;
+        }
+    }
+
+    /// What is before a target is before all behind it.
+    fn add_up(&mut self) {
+        let mut sum = 0;
+        for before in &mut self.before {
+            sum += *before;
+            *before = sum;
+        }
+    }
 }
 
 /// Buffers of a task that are filled again for each query.
@@ -274,6 +299,12 @@ struct Scratch<E: Element> {
     rows: Vec<u32>,
     values: Vec<f64>,
     wide: Widened<E>,
+}
+
+impl<E: Element> Scratch<E> {
+    fn new() -> Self {
+        Self { rows: Vec::new(), values: Vec::new(), wide: Widened::new() }
+    }
 }
 
 /// One search for ranks, ready to run.
@@ -294,7 +325,7 @@ impl<E: Element> Job<'_, E> {
     /// Fill in the ranks of all queries.
     fn run(&self, ranks: &mut [i64]) -> Result<()> {
         self.monitor.begin(self.asking.len() as u64 * self.problem.references as u64);
-        let mut filter = plan::rank_filter(&self.problem, ranks.len(), self.options.simd.level());
+        let mut filter = self.problem.rank_filter(self.options.simd.level());
         let mut done = 0;
         while done < self.asking.len() {
             let queries = done..self.asking.len();
@@ -317,22 +348,23 @@ impl<E: Element> Job<'_, E> {
         Ok(())
     }
 
-    /// A plan for queries with so many targets in all: they are to a task what neighbours are to a search.
+    /// A plan for queries with so many targets in all. They are to a task what neighbours are to a search, but take three
+    /// times the memory.
     fn plan(&self, queries: &Range<usize>, filter: Filter, targets: usize) -> Plan {
-        let k = targets.div_ceil(queries.len()).min(self.problem.references);
+        let k = 3 * targets.div_ceil(queries.len());
         Plan::new(&Problem { queries: queries.len(), k, ..self.problem }, filter)
     }
 
     /// The reference row that a query is.
     #[inline(always)]
-    fn own_row(&self, query: usize) -> Option<usize> {
-        self.options.exclude_self.then_some(self.options.first_row + query)
+    fn own_row(&self, query: usize) -> Option<u32> {
+        self.options.exclude_self.then_some((self.options.first_row + query) as u32)
     }
 
     /// The target rows of a query.
     fn targets(&self, query: usize) -> impl Iterator<Item = u32> {
-        let own = self.own_row(query).map(|row| row as i64);
-        self.groups.of(query).iter().filter(move |row| Some(**row) != own).map(|row| *row as u32)
+        let own = self.own_row(query);
+        self.groups.of(query).iter().map(|row| *row as u32).filter(move |row| Some(*row) != own)
     }
 
     /// Where the ranks of some asking queries stand.
@@ -406,24 +438,31 @@ impl<E: Element> Job<'_, E> {
             targets.extend(scratch.rows.iter().zip(&scratch.values).map(|(&row, &value)| self.neighbour(value, row)));
             targets.sort_unstable();
             let before = try_zeroed(targets.len(), RANKS)?;
-            counted.push(Counted { targets, before, limits: Vec::new(), open: Vec::new() });
+            let mut rows = try_vec(targets.len() + 1, RANKS)?;
+            rows.extend(scratch.rows.iter().copied().chain(self.own_row(query as usize)));
+            rows.sort_unstable();
+            counted.push(Counted { targets, before, left_out: LeftOut { rows, passed: 0 } });
         }
         Ok(counted)
     }
 
     /// Every reference in float64.
     fn scan_direct(&self, queries: &[u32], references: Range<usize>) -> Result<Vec<Counted>> {
-        let mut scratch = Scratch { rows: Vec::new(), values: Vec::new(), wide: Widened::new() };
+        let mut scratch = Scratch::new();
         let prepared = self.prepare(queries)?;
         let mut counted = self.counted(queries, &prepared, &mut scratch)?;
         let block = plan::block_rows(self.reference.dim() * size_of::<E>());
         for start in references.clone().step_by(block) {
             let end = (start + block).min(references.end);
-            for ((&query, prepared), counted) in queries.iter().zip(&prepared).zip(&mut counted) {
+            for (prepared, counted) in prepared.iter().zip(&mut counted) {
                 self.monitor.check()?;
-                let own = self.own_row(query as usize);
                 scratch.rows.clear();
-                scratch.rows.extend((start..end).filter(|row| Some(*row) != own).map(|row| row as u32));
+                let mut next = start as u32;
+                for &row in counted.left_out.pass(start..end) {
+                    scratch.rows.extend(next..row);
+                    next = row + 1;
+                }
+                scratch.rows.extend(next..end as u32);
                 self.score(prepared, &mut scratch);
                 for (&row, &value) in scratch.rows.iter().zip(&scratch.values) {
                     counted.place(self.neighbour(value, row));
@@ -431,37 +470,19 @@ impl<E: Element> Job<'_, E> {
                 self.monitor.advance((end - start) as u64);
             }
         }
-        // A reference is before all targets from its place on.
-        for counted in &mut counted {
-            let mut sum = 0;
-            for before in &mut counted.before {
-                sum += *before;
-                *before = sum;
-            }
-        }
+        counted.iter_mut().for_each(Counted::add_up);
         Ok(counted)
     }
 }
 
-impl Counted {
-    /// Count a reference at the first target that it is before.
-    #[inline(always)]
-    fn place(&mut self, reference: Neighbour) {
-        // By value first, which takes one comparison; only among equals by the row.
-        let mut at = self.targets.partition_point(|target| reference.is_behind(*target));
-        if self.targets.get(at).is_some_and(|target| !target.is_behind(reference)) {
-            at += self.targets[at..].partition_point(|target| *target <= reference);
-        }
-        if let Some(before) = self.before.get_mut(at) {
-            *before += 1;
-        }
-    }
-}
-
 /// Write the ranks that follow from what is before each target.
-fn write(counted: &[Counted], ranks: &mut [i64]) {
-    for (rank, before) in ranks.iter_mut().zip(counted.iter().flat_map(|counted| &counted.before)) {
-        *rank = 1 + i64::from(*before);
+fn write(counted: &[Counted], mut ranks: &mut [i64]) {
+    for Counted { before, .. } in counted {
+        let part;
+        (part, ranks) = ranks.split_at_mut(before.len());
+        for (t, (rank, before)) in part.iter_mut().zip(before).enumerate() {
+            *rank = 1 + t as i64 + i64::from(*before);
+        }
     }
 }
 
@@ -498,7 +519,9 @@ impl<E: Element> WithKernel for Filtered<'_, E> {
             search(probe.clone(), part)?;
             let pairs = probe.len() as f64 * job.problem.references as f64;
             let share = (job.monitor.tallied().0 - before) as f64 / pairs;
-            let next = job.problem.next_filter(filter, share, 0.0);
+            // What float32 leaves open is little beside what 8 bits do.
+            let needless = if filter == Filter::Int8 { share } else { 0.0 };
+            let next = job.problem.next_filter(filter, share, needless);
             if next != filter {
                 return Ok((probe.end, next));
             }
@@ -517,10 +540,11 @@ struct FilteredTask<'a, E: Element, K: Kernel> {
     queries: &'a [u32],
 }
 
-/// Bounds of some neighbouring keys.
-struct Bounds {
-    low: [f32; BLOCK],
-    high: [f32; BLOCK],
+/// What a query of a task with a filter has besides.
+struct Filtering {
+    limits: Limits,
+    /// Rows to be decided by their value.
+    open: Vec<Open>,
 }
 
 /// What a task with a filter fills again for each query.
@@ -528,7 +552,8 @@ struct Buffers<E: Element> {
     hits: Hits,
     errors: Vec<f32>,
     bounds: Bounds,
-    open: [bool; BLOCK],
+    /// Places of open rows in a block.
+    open: Vec<u32>,
     scratch: Scratch<E>,
 }
 
@@ -540,170 +565,117 @@ impl<E: Element, K: Kernel> FilteredTask<'_, E, K> {
         let mut buffers = Buffers {
             hits: Hits::new(K::MR, K::NR),
             errors: Vec::new(),
-            bounds: Bounds { low: [0.0; BLOCK], high: [0.0; BLOCK] },
-            open: [false; BLOCK],
-            scratch: Scratch { rows: Vec::new(), values: Vec::new(), wide: Widened::new() },
+            bounds: Bounds::new(),
+            open: Vec::new(),
+            scratch: Scratch::new(),
         };
         let mut counted = job.counted(self.queries, &prepared, &mut buffers.scratch)?;
-        for (counted, shift) in counted.iter_mut().zip(&query.shifts) {
-            counted.limits = try_vec(counted.targets.len(), RANKS)?;
-            counted.limits.extend(self.limits(*shift, &counted.targets));
+        let mut filtering = try_vec(counted.len(), RANKS)?;
+        for (counted, &(shift, size)) in counted.iter().zip(&query.shifts) {
+            let metric = job.options.metric;
+            // The edges stand between rounded values: there is no rounding to allow for.
+            let floor = Floor::new(metric, job.query.dim(), shift, size, self.frame.scale2(), 0.0);
+            let edges = counted.targets.iter().map(|target| target.edges::<E::Output>(metric));
+            filtering.push(Filtering { limits: Limits::new(&floor, edges), open: Vec::new() });
         }
         let block = plan::block_panels(self.packed.panel_bytes());
         for start in panels.clone().step_by(block) {
             let end = (start + block).min(panels.end);
             for group in 0..self.queries.len().div_ceil(K::MR) {
                 job.monitor.check()?;
-                self.scan_run(&query, &prepared, group, start..end, &mut counted, &mut buffers)?;
+                let lanes = group * K::MR..((group + 1) * K::MR).min(self.queries.len());
+                let mut bars = Bars::closed();
+                for (m, i) in lanes.clone().enumerate() {
+                    // Every key reaches it: all are reported, in their order.
+                    bars.open(m, f32::NEG_INFINITY, query.terms[i]);
+                }
+                let panel = QueryPanel { codes: query.panel(group), bars: &bars };
+                self.kernel.scan(&panel, &self.packed.run(start, end, Visit::All), &mut buffers.hits);
+                for m in 0..K::MR {
+                    let i = lanes.start + m;
+                    if i < lanes.end {
+                        self.count(m, query.terms[i], start..end, &mut counted[i], &mut filtering[i], &mut buffers)?;
+                        if filtering[i].open.len() >= MANY_OPEN {
+                            self.decide(&prepared[i], &mut counted[i], &mut filtering[i], &mut buffers.scratch);
+                        }
+                    } else {
+                        buffers.hits.take(m);
+                    }
+                }
             }
             let rows = (end * K::NR).min(job.reference.rows()).saturating_sub(start * K::NR);
             job.monitor.advance((rows * self.queries.len()) as u64);
         }
-        for (prepared, counted) in prepared.iter().zip(&mut counted) {
-            self.decide(prepared, counted, &mut buffers.scratch);
+        for ((prepared, counted), filtering) in prepared.iter().zip(&mut counted).zip(&mut filtering) {
+            self.decide(prepared, counted, filtering, &mut buffers.scratch);
+            if filtering.limits.by_place() {
+                counted.add_up();
+            }
         }
         Ok(counted)
     }
 
-    fn limits(&self, (shift, size): (f64, f64), targets: &[Neighbour]) -> impl Iterator<Item = Limits> {
-        let metric = self.job.options.metric;
-        // The edges stand between rounded values: there is no rounding to allow for.
-        let floor = Floor::new(metric, self.job.query.dim(), shift, size, self.frame.scale2(), 0.0);
-        targets.iter().map(move |target| {
-            let (before, at) = target.edges::<E::Output>(metric);
-            Limits { before: floor.above_value(before), behind: floor.below_value(at) }
-        })
-    }
-
-    /// Scan one run of panels for one panel of queries and count what was found.
-    fn scan_run(
+    /// Count what the keys of some panels decide for the query in lane `m`; keep the rest.
+    fn count(
         &self,
-        query: &PackedQuery<K>,
-        prepared: &[Prepared],
-        group: usize,
+        m: usize,
+        terms: QueryTerms,
         panels: Range<usize>,
-        counted: &mut [Counted],
+        counted: &mut Counted,
+        filtering: &mut Filtering,
         buffers: &mut Buffers<E>,
     ) -> Result<()> {
-        let first = group * K::MR;
-        let lanes = K::MR.min(self.queries.len() - first);
-        let mut bars = Bars::closed();
-        for m in 0..lanes {
-            // Every key reaches it: all are reported, in their order.
-            bars.open(m, f32::NEG_INFINITY, query.terms[first + m]);
+        const { assert!(K::NR.is_multiple_of(SAME_ERROR)) };
+        let simd = self.job.options.simd;
+        let (_, keys) = buffers.hits.take(m);
+        if keys.len() != panels.len() * K::NR {
+            return Err(Error::Panic("a kernel has left out keys".into()));
         }
-        let panel = QueryPanel { codes: query.panel(group), bars: &bars };
-        self.kernel.scan(&panel, &self.packed.run(panels.start, panels.end, Visit::All), &mut buffers.hits);
-        for m in 0..K::MR {
-            let (_, keys) = buffers.hits.take(m);
-            if m >= lanes {
-                continue;
+        buffers.errors.clear();
+        for panel in panels.clone() {
+            let error = self.packed.panel_error(panel, terms);
+            buffers.errors.extend(std::iter::repeat_n(error, K::NR / SAME_ERROR));
+        }
+        let blocks = keys.chunks(BLOCK).zip(buffers.errors.chunks(BLOCK / SAME_ERROR));
+        for (start, (keys, errors)) in (panels.start * K::NR..).step_by(BLOCK).zip(blocks) {
+            bound(simd, keys, errors, &mut buffers.bounds);
+            for &row in counted.left_out.pass(start..start + keys.len()) {
+                buffers.bounds.leave_out(row as usize - start);
             }
-            if keys.len() != panels.len() * K::NR {
-                return Err(Error::Panic("a kernel has left out keys".into()));
-            }
-            const { assert!(K::NR.is_multiple_of(SAME_ERROR)) };
-            buffers.errors.clear();
-            for panel in panels.clone() {
-                let error = self.packed.panel_error(panel, query.terms[first + m]);
-                buffers.errors.extend(std::iter::repeat_n(error, K::NR / SAME_ERROR));
-            }
-            let counted = &mut counted[first + m];
-            let own = self.job.own_row(self.queries[first + m] as usize);
             // Panels are padded with rows that do not exist.
-            let exists = |row: usize| row < self.job.reference.rows() && Some(row) != own;
-            for ((block, keys), errors) in
-                keys.chunks(BLOCK).enumerate().zip(buffers.errors.chunks(BLOCK / SAME_ERROR))
-            {
-                let start = panels.start * K::NR + block * BLOCK;
-                bounds(self.job.options.simd, keys, errors, &mut buffers.bounds);
-                // Minus infinity is behind everybody.
-                let missing = self.job.reference.rows().saturating_sub(start)..BLOCK;
-                let own = own.and_then(|row| row.checked_sub(start)).filter(|at| *at < BLOCK);
-                for at in missing.chain(own) {
-                    buffers.bounds.low[at] = f32::NEG_INFINITY;
-                    buffers.bounds.high[at] = f32::NEG_INFINITY;
-                }
-                let any = count(
-                    self.job.options.simd,
-                    &buffers.bounds,
-                    &counted.limits,
-                    &mut counted.before,
-                    &mut buffers.open,
-                );
-                if !any {
-                    continue;
-                }
-                for at in 0..keys.len() {
-                    if std::mem::take(&mut buffers.open[at]) && exists(start + at) {
-                        let (low, high) = (buffers.bounds.low[at], buffers.bounds.high[at]);
-                        counted.open.push(Open { row: (start + at) as u32, low, high });
-                    }
-                }
+            for at in self.job.reference.rows().saturating_sub(start)..BLOCK {
+                buffers.bounds.leave_out(at);
             }
-            if counted.open.len() >= MANY_OPEN {
-                self.decide(&prepared[first + m], counted, &mut buffers.scratch);
+            filtering.limits.count(simd, &buffers.bounds, &mut counted.before, &mut buffers.open);
+            for at in buffers.open.drain(..) {
+                let row = start as u32 + at;
+                // Rows that are left out are open if their query cannot be filtered.
+                if (row as usize) < self.job.reference.rows() && !counted.left_out.contains(row) {
+                    let (low, high) = (buffers.bounds.low[at as usize], buffers.bounds.high[at as usize]);
+                    filtering.open.push(Open { row, low, high });
+                }
             }
         }
         Ok(())
     }
 
     /// Count the open rows of a query by their values.
-    fn decide(&self, query: &Prepared, counted: &mut Counted, scratch: &mut Scratch<E>) {
-        let job = self.job;
+    fn decide(&self, query: &Prepared, counted: &mut Counted, filtering: &mut Filtering, scratch: &mut Scratch<E>) {
+        let (job, limits) = (self.job, &filtering.limits);
         scratch.rows.clear();
-        scratch.rows.extend(counted.open.iter().map(|open| open.row));
+        scratch.rows.extend(filtering.open.iter().map(|open| open.row));
         job.score(query, scratch);
         job.monitor.tally(scratch.rows.len() as u64, 0);
-        for (open, &value) in counted.open.drain(..).zip(&scratch.values) {
+        for (open, &value) in filtering.open.drain(..).zip(&scratch.values) {
             let reference = job.neighbour(value, open.row);
-            for ((target, limits), before) in counted.targets.iter().zip(&counted.limits).zip(&mut counted.before) {
-                *before += u32::from(limits.leave_open(open.low, open.high) & (reference < *target));
+            if limits.by_place() {
+                counted.place(reference);
+                continue;
+            }
+            // For other targets it was counted.
+            for (t, (target, before)) in counted.targets.iter().zip(&mut counted.before).enumerate() {
+                *before += u32::from(limits.leave_open(t, open.low, open.high) & (reference < *target));
             }
         }
-    }
-}
-
-multiversion! {
-    /// The bounds of up to [`BLOCK`] keys, one error for each [`SAME_ERROR`] of them; minus infinity where there is no key.
-    ///
-    /// Rounding cannot turn a comparison with a float32 number that was right before it.
-    fn bounds(keys: &[f32], errors: &[f32], bounds: &mut Bounds) {
-        let (lows, _) = bounds.low.as_chunks_mut::<SAME_ERROR>();
-        let (highs, _) = bounds.high.as_chunks_mut::<SAME_ERROR>();
-        let (keys, _) = keys.as_chunks::<SAME_ERROR>();
-        for ((low, high), (keys, error)) in lows.iter_mut().zip(highs.iter_mut()).zip(keys.iter().zip(errors)) {
-            for n in 0..SAME_ERROR {
-                low[n] = keys[n] - error;
-                high[n] = keys[n] + error;
-            }
-        }
-        let filled = keys.len();
-        for rest in [&mut lows[filled..], &mut highs[filled..]] {
-            rest.fill([f32::NEG_INFINITY; SAME_ERROR]);
-        }
-    }
-}
-
-multiversion! {
-    /// Add to `before` the rows that are surely before each target, and mark those that some target leaves open; whether
-    /// there are any.
-    fn count(bounds: &Bounds, limits: &[Limits], before: &mut [u32], open: &mut [bool; BLOCK]) -> bool {
-        let mut any = false;
-        for (limits, before) in limits.iter().zip(before) {
-            let (mut sure, mut undecided) = (0u32, 0u32);
-            for i in 0..BLOCK {
-                sure += u32::from(bounds.low[i] > limits.before);
-                undecided += u32::from(limits.leave_open(bounds.low[i], bounds.high[i]));
-            }
-            *before += sure;
-            if undecided > 0 {
-                any = true;
-                for i in 0..BLOCK {
-                    open[i] |= limits.leave_open(bounds.low[i], bounds.high[i]);
-                }
-            }
-        }
-        any
     }
 }
