@@ -2,7 +2,7 @@
 
     query and reference labels ──relevant_groups──> Groups: the references that are relevant to each query
     a backend's neighbours, relevant or not ──Hits.from_relevance──┐
-    ranks from the core, without neighbours ─────────────Hits─────┴──> Hits ──METRICS──> one value per query
+    ranks from the core, without neighbours ─────────────Hits─────┴──> Hits ──Metric───> one value per query
     one value per query ──mean_of, class_means──> what is reported
 
 With relevance yes or no, a ranked list is known by the ranks of its relevant rows: every metric here is a function of
@@ -14,6 +14,7 @@ Sums are formed in one order or rounded once, so that the reported values do not
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -28,6 +29,9 @@ from exactknn import _core
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
+
+# Up to here the neighbours themselves cost less than the rank of every relevant reference.
+FEW_NEIGHBOURS = 128
 
 # Ranks handed out together by the core (32 MiB), and elements of a mask made at once.
 _BLOCK_RANKS = 1 << 22
@@ -69,7 +73,7 @@ class Hits:
         """Relevant references among the ``k`` neighbours of each query, ``(n,)``."""
         return np.diff(self.offsets)
 
-    @property
+    @functools.cached_property
     def queries(self) -> Ints:
         """The query that each rank belongs to, ``(len(ranks),)``."""
         return np.repeat(np.arange(len(self.relevant_counts)), self.found)
@@ -78,7 +82,7 @@ class Hits:
         """Sum over the ranks of each query, in their order, ``(n,)``."""
         return np.bincount(self.queries, weights=values, minlength=len(self.relevant_counts)).astype(np.float64)
 
-    @property
+    @functools.cached_property
     def precisions(self) -> Floats:
         """Precision at each rank: the share of relevant references from the first neighbour to this one."""
         order = np.arange(len(self.ranks)) - self.offsets[self.queries] + 1
@@ -175,6 +179,8 @@ BUILT_IN = {
     )
 }
 
+UP_TO_RELEVANT = tuple(name for name, metric in BUILT_IN.items() if metric.up_to_relevant)
+
 _AT_K: dict[str, Callable[[Hits, int], Floats]] = {
     "precision": precision_at,
     "recall": hit_rate_at,
@@ -182,7 +188,6 @@ _AT_K: dict[str, Callable[[Hits, int], Floats]] = {
     "found_fraction": found_fraction_at,
     "ndcg": ndcg_at,
 }
-AT_K_NAMES = tuple(f"{name}_at_<k>" for name in _AT_K)
 _NUMBERED = re.compile(r"([a-z_]+)_at_([1-9][0-9]{0,17})")  # any more digits would not fit 64 bits
 
 
@@ -203,16 +208,60 @@ def metric_named(name: str) -> Metric | None:
     return Metric(name, lambda hits: function(hits, k), neighbours=k)
 
 
-def vote(classes: Ints, weights: Floats | None = None) -> Ints:
-    """Column of the nearest member of the class that wins the vote of each row's neighbours.
+# Temperature of the weights by which neighbours vote; None: all weigh the same.
+_VOTES = {"knn_accuracy": None, "knn_softmax_accuracy": 0.07}
 
-    Args:
-        classes: class of each neighbour, ``(n, k)``, nearest first, ``k`` at least 1.
-        weights: weight of each vote, ``(n, k)``; ``None``: all the same.
+NUMBERED_NAMES = tuple(f"{name}_at_<k>" for name in (*_AT_K, *_VOTES))
+"""Names that need a number of at least 1 in the place of ``<k>``."""
 
-    Returns:
-        ``(n,)``; among classes with equal votes the one whose nearest member comes first.
-    """
+
+@dataclass(frozen=True)
+class Vote:
+    """The vote of the first ``k`` neighbours for the class of a query."""
+
+    k: int
+    temperature: float | None = None
+    """Of the weights ``exp(similarity / temperature)``, a distance being a negative similarity; ``None``: all equal."""
+
+    def winners(self, classes: Ints, values: npt.NDArray[Any] | None) -> Ints:
+        """Column of the nearest member of the class that wins, ``(n,)``.
+
+        Args:
+            classes: class of each neighbour, ``(n, c)``, nearest first, ``c`` at least 1; the first ``k`` vote.
+            values: distances or similarities of these neighbours, ``(n, c)``; not looked at where votes are equal.
+        """
+        columns = np.empty(len(classes), np.int64)
+        step = max(1, BLOCK_ELEMENTS // classes.shape[1])
+        for start in range(0, len(classes), step):
+            part = slice(start, start + step), slice(self.k)
+            weights = None if self.temperature is None or values is None else _weights(values[part], self.temperature)
+            columns[part[0]] = _vote(classes[part], weights)
+        return columns
+
+
+def _weights(values: npt.NDArray[Any], temperature: float) -> Floats:
+    # Nearest first, whichever way the values run: only how far they are behind the nearest counts. Infinite ones are
+    # equal, and what has no distance is behind all others.
+    wide = values.astype(np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        behind = np.where(wide == wide[:, :1], 0.0, np.abs(wide - wide[:, :1])) / temperature
+    weights: Floats = np.exp(-np.where(np.isnan(behind), np.inf, behind))
+    return weights
+
+
+def vote_named(name: str) -> Vote | None:
+    """The vote of this name, such as ``knn_accuracy_at_20``; ``None`` if there is none."""
+    parts = numbered(name)
+    return None if parts is None or parts[0] not in _VOTES else Vote(parts[1], _VOTES[parts[0]])
+
+
+def is_name(name: str) -> bool:
+    """Whether a metric has this name that is computed here."""
+    return metric_named(name) is not None or vote_named(name) is not None
+
+
+def _vote(classes: Ints, weights: Floats | None) -> Ints:
+    """Column of the nearest member of the class with most votes; of classes with equal votes the nearest."""
     n, k = classes.shape
     order = np.argsort(classes, axis=1, kind="stable")
     ordered = np.take_along_axis(classes, order, axis=1)
@@ -314,7 +363,11 @@ def blocks_of_ranks(relevant_counts: Ints) -> Iterator[tuple[int, int]]:
 def mean_of(values: Floats) -> float:
     """Mean of the values that are not NaN, rounded once; NaN where none is left."""
     counted = values[~np.isnan(values)]
-    return math.fsum(counted) / len(counted) if len(counted) else math.nan
+    if not len(counted):
+        return math.nan
+    if np.isinf(counted).any():  # which the sum below refuses where both signs meet
+        return float(sum({float(value) for value in counted[np.isinf(counted)]}))
+    return math.fsum(counted) / len(counted)
 
 
 def class_means(values: Floats, classes: Ints, number: int) -> Floats:

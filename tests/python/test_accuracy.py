@@ -15,6 +15,7 @@ import torch
 from torch import tensor
 
 import exactknn.evaluation.accuracy as accuracy
+from exactknn import _retrieval
 from exactknn.compat import accuracy_calculator as compat
 from exactknn.distances import CosineSimilarity, LpDistance, SNRDistance
 from exactknn.evaluation import (
@@ -58,7 +59,7 @@ def squared(**options):
 def make(request, monkeypatch):
     """A calculator that gets its hits from neighbours, from the core's ranks, or from blocks of torch's search."""
     if request.param != "neighbours":
-        monkeypatch.setattr(accuracy, "_MOST_NEIGHBOURS", 0)
+        monkeypatch.setattr(_retrieval, "FEW_NEIGHBOURS", 0)
     if request.param == "torch":
         return partial(AccuracyCalculator, knn_func=squared(backend="torch", batch_size=2))
     return AccuracyCalculator
@@ -203,7 +204,7 @@ def test_more_neighbours_asked_for_than_there_are_references():
 
 @pytest.mark.parametrize("most", [0, 100])
 def test_tied_references_count_in_the_order_of_their_rows(monkeypatch, most):
-    monkeypatch.setattr(accuracy, "_MOST_NEIGHBOURS", most)
+    monkeypatch.setattr(_retrieval, "FEW_NEIGHBOURS", most)
     # Forty references at one place, one of them relevant: it has the rank of its row.
     names = ("mean_average_precision", "mean_reciprocal_rank", "recall_at_1")
     query, reference = torch.ones(1, 3), torch.ones(40, 3)
@@ -410,7 +411,7 @@ def test_ranks_are_those_of_the_search_with_any_distance(monkeypatch, distance, 
     arguments = (reference[:40], labels[:40], reference, labels, own)
     results = []
     for most in (1000, 0):
-        monkeypatch.setattr(accuracy, "_MOST_NEIGHBOURS", most)
+        monkeypatch.setattr(_retrieval, "FEW_NEIGHBOURS", most)
         results.append(AccuracyCalculator(include=names, knn_func=CustomKNN(distance)).get_accuracy(*arguments))
     assert results[0] == results[1]
 
@@ -896,6 +897,16 @@ def test_averages_of_a_custom_metric(options, left_out, kept):
     assert result == {"kept": pytest.approx(kept), "left_out": pytest.approx(left_out)}
 
 
+@pytest.mark.parametrize(
+    ("values", "mean"),
+    [([math.inf, 1, 1, 1, 1], math.inf), ([math.inf, -math.inf, 1, 1, 1], NAN), ([-math.inf, NAN, 1, 1, 1], -math.inf)],
+)
+def test_infinite_values_of_a_custom_metric(values, mean):
+    metric = RetrievalMetric(lambda inputs: tensor([*values, 0.0]), neighbors=1)
+    result = AccuracyCalculator(include=("x",), custom_metrics={"x": metric}).get_accuracy(LINE, LINE_LABELS)
+    assert result == {"x": pytest.approx(mean, nan_ok=True)}
+
+
 def test_custom_metrics_join_the_default_set():
     metrics = {"five": RetrievalMetric(lambda inputs: precision_at_k(inputs, 5), neighbors=5)}
     calculator = AccuracyCalculator(custom_metrics=metrics)
@@ -998,6 +1009,19 @@ def test_only_metrics_of_yes_and_no_need_a_comparison_of_columns():
         calculator = AccuracyCalculator(include=("x",), custom_metrics={"x": metric})
         with pytest.raises(ValueError, match="label_comparison_fn"):
             calculator.get_accuracy(column(0, 1, 2.2, 4), labels)
+
+
+@pytest.mark.parametrize("shape", [(6, 6), (1, 6), (1, 1)])
+def test_gains_of_the_user_are_not_written_to(shape):
+    table = torch.rand(shape, dtype=torch.float64, generator=torch.manual_seed(0))
+    gains = table.clone().expand(6, 6)
+
+    def table_of(x, y):
+        return gains if y.shape[0] == 1 else torch.ones(6, y.shape[1])
+
+    metric = ndcg_metric(table_of, k=2)
+    AccuracyCalculator(include=("x",), custom_metrics={"x": metric}).get_accuracy(LINE, LINE_LABELS)
+    assert torch.equal(gains, table.expand(6, 6))
 
 
 @pytest.mark.parametrize(

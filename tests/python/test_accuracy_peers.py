@@ -12,7 +12,7 @@ from pytorch_metric_learning.utils.inference import CustomKNN as PMLCustomKNN
 from sklearn.metrics import ndcg_score
 from sklearn.neighbors import KNeighborsClassifier
 
-import exactknn.evaluation.accuracy as accuracy
+from exactknn import _retrieval
 from exactknn.distances import CosineSimilarity
 from exactknn.evaluation import AccuracyCalculator, CustomKNN, knn_vote_metric, ndcg_metric
 
@@ -45,7 +45,7 @@ def problem(seed):
 @pytest.mark.parametrize("most", [0, 128])
 @pytest.mark.parametrize("seed", range(200))
 def test_values_of_pytorch_metric_learning(monkeypatch, seed, most):
-    monkeypatch.setattr(accuracy, "_MOST_NEIGHBOURS", most)
+    monkeypatch.setattr(_retrieval, "FEW_NEIGHBOURS", most)
     arguments, available = problem(seed)
     reference_labels = arguments[3] if len(arguments) > 2 else arguments[1]
     counts = (arguments[1][:, None] == reference_labels).sum(1) - int(len(arguments) != 4)
@@ -68,7 +68,7 @@ def test_values_of_pytorch_metric_learning(monkeypatch, seed, most):
 @pytest.mark.parametrize("k", [1, 3, 10])
 @pytest.mark.parametrize("most", [0, 128])
 def test_values_of_torchmetrics_and_scikit_learn(monkeypatch, k, most):
-    monkeypatch.setattr(accuracy, "_MOST_NEIGHBOURS", most)
+    monkeypatch.setattr(_retrieval, "FEW_NEIGHBOURS", most)
     generator = torch.manual_seed(4)
     query, labels = torch.randn(50, 3, generator=generator), torch.randint(0, 6, (50,), generator=generator)
     reference, reference_labels = torch.randn(70, 3, generator=generator), torch.arange(70) % 5
@@ -156,6 +156,23 @@ def test_the_nearest_class_wins_a_tie_of_votes():
             assert found == {name: float(label == wanted)}
 
 
+def test_weights_of_votes_where_distances_are_infinite_or_missing():
+    # The first class is nearest, the second has two votes; what has no distance has no weight beside what has one.
+    classes = np.array([[0, 1, 1]])
+    vote = _retrieval.Vote(3, 0.07)
+    for values, wanted in (
+        ([1.0, 1.0, 1.0], 1),
+        ([1.0, 1.0, math.inf], 0),
+        ([math.inf, math.inf, math.inf], 1),
+        ([1.0, math.nan, math.nan], 0),
+        ([math.nan, math.nan, math.nan], 0),
+        ([-math.inf, 1.0, 1.0], 0),
+        ([3.0, 3.0, 2.9], 1),
+    ):
+        assert classes[0, vote.winners(classes, np.array([values]))[0]] == wanted, values
+    assert classes[0, vote.winners(classes[:, :2], np.ones((1, 2)))[0]] == 0
+
+
 @pytest.mark.parametrize(
     ("options", "error"),
     [
@@ -164,6 +181,8 @@ def test_the_nearest_class_wins_a_tie_of_votes():
         ({"k": 1, "weights": "distance"}, ValueError),
         ({"k": 1, "temperature": 0}, ValueError),
         ({"k": 1, "temperature": math.inf}, ValueError),
+        ({"k": 1, "temperature": "cold"}, TypeError),
+        ({"k": 1, "temperature": True}, TypeError),
     ],
 )
 def test_wrong_votes(options, error):

@@ -34,22 +34,15 @@ from exactknn.evaluation.knn import CustomKNN, RustKNN
 from exactknn.evaluation.metrics import (
     NO_COMPARISON,
     UNDEFINED,
-    VOTES,
     RetrievalInputs,
     RetrievalMetric,
-    vote_named,
+    vote_metric,
 )
 
 _LOGGER = logging.getLogger(__name__)
 
 _PREFIX = "calculate_"
 _CLUSTERING = ("AMI", "NMI")
-_UP_TO_RELEVANT = tuple(name for name, metric in BUILT_IN.items() if metric.up_to_relevant)
-_NUMBERED_NAMES = (*_retrieval.AT_K_NAMES, *(f"{name}_at_<k>" for name in VOTES))
-
-# A backend of ours hands out this many neighbours of each query at most; beyond, ranks are cheaper and need no matrix.
-_MOST_NEIGHBOURS = 128
-
 _OURS = (CustomKNN, RustKNN)
 
 # Largest difference between a query and its own reference row, relative to the row's largest magnitude.
@@ -193,7 +186,7 @@ class AccuracyCalculator:
                 raise TypeError(f"{argument} must be a tuple or list of metric names, got {type(names).__name__}")
             for name in names:
                 if not self._is_known(name):
-                    known = ", ".join((*sorted(self._fixed_names()), *_NUMBERED_NAMES))
+                    known = ", ".join((*sorted(self._fixed_names()), *_retrieval.NUMBERED_NAMES))
                     raise ValueError(f"{argument} must name metrics among {known}; got {name!r}")
 
     def description(self) -> str:
@@ -209,7 +202,7 @@ class AccuracyCalculator:
     def _is_known(self, name: Any) -> bool:
         if not isinstance(name, str):
             return False
-        return name in self._fixed_names() or _retrieval.metric_named(name) is not None or vote_named(name) is not None
+        return name in self._fixed_names() or _retrieval.is_name(name)
 
     def _default_names(self) -> tuple[str, ...]:
         names = self._fixed_names()
@@ -234,7 +227,7 @@ class AccuracyCalculator:
                 raise TypeError(f"custom_metrics[{name!r}] must be a RetrievalMetric, got {type(metric).__name__}")
             if not isinstance(name, str):
                 raise TypeError(f"custom_metrics must have strings as names, got {type(name).__name__}")
-            if name in taken or _retrieval.metric_named(name) or vote_named(name):
+            if name in taken or _retrieval.is_name(name):
                 raise ValueError(f"custom_metrics must have names of their own, {name!r} is a metric already")
         return dict(custom_metrics)
 
@@ -263,7 +256,8 @@ class AccuracyCalculator:
         return functools.partial(self._from_kwargs, name)
 
     def _retrieval_metric(self, name: str) -> RetrievalMetric | None:
-        return self.custom_metrics.get(name) or vote_named(name)
+        vote = _retrieval.vote_named(name)
+        return self.custom_metrics.get(name) if vote is None else vote_metric(vote)
 
     # --- metrics as methods: for subclasses, and with arguments made by hand ----------------------------------------
 
@@ -555,7 +549,7 @@ class _Run:
             # A method that needs neighbours may rely on all that k says; another gets what was found for the rest.
             given.append(resolved if self.methods_search else for_ranks)
         for_given = max(given, default=0)
-        by_rank = for_ranks > max(for_given, _MOST_NEIGHBOURS) and type(self.calculator.knn_func) in _OURS
+        by_rank = for_ranks > max(for_given, _retrieval.FEW_NEIGHBOURS) and type(self.calculator.knn_func) in _OURS
         return _Needs(resolved, for_ranks, for_given if by_rank else max(for_given, for_ranks), by_rank)
 
     def _ranked_values(self, relevance: Relevance, needs: _Needs, indices: Tensor) -> dict[str, Floats]:
@@ -595,7 +589,7 @@ class _Run:
 
     def _warn_of_small_k(self, most: int) -> None:
         k = self.calculator.k
-        affected = [name for name in _UP_TO_RELEVANT if name in self.names]
+        affected = [name for name in _retrieval.UP_TO_RELEVANT if name in self.names]
         if isinstance(k, int) and k < most and affected:
             _LOGGER.warning(
                 "k=%d is below the largest number of relevant references, %d: %s looks at %d neighbours only. "
