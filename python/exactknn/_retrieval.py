@@ -1,6 +1,6 @@
 """Retrieval metrics from the ranks of the relevant references. NumPy only.
 
-    query and reference labels ──relevant_groups──> Groups: the references that are relevant to each query
+    query and reference labels ──Groups.of_codes──> Groups: the references that are relevant to each query
     a backend's neighbours, relevant or not ──Hits.from_relevance──┐
     ranks from the core, without neighbours ─────────────Hits─────┴──> Hits ──Metric───> one value per query
     one value per query ──mean_of, class_means──> what is reported

@@ -2,12 +2,14 @@
 
 import copy
 import gc
+import inspect
 import logging
 import math
 import pickle
 import threading
 import weakref
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -140,6 +142,21 @@ def test_a_comparison_that_never_matches_a_label_with_itself(make):
     assert per_class.per_class_labels.tolist() == [[1, 3], [1, 4], [2, 5], [2, 6]]
 
 
+def test_a_comparison_is_asked_with_the_query_label_first(make):
+    query, reference = column(0, 1), column(0.1, 0.9, 3)
+    arguments = (query, tensor([1, 2]), reference, tensor([2, 1, 5]))
+    result = make(label_comparison_fn=torch.lt).get_accuracy(*arguments)
+    check(result, (7 / 12, 1 / 4, 2 / 3, 1 / 2, 1 / 4))
+    assert all(type(value) is float for value in result.values())
+
+
+def test_class_means_of_labels_of_two_columns(make):
+    embeddings, labels = column(0, 1, 2.2, 3.5, 5.1), tensor([[1, 3], [1, 3], [1, 4], [2, 5], [2, 6]])
+    result = make(label_comparison_fn=first_and_other, avg_of_avgs=True).get_accuracy(embeddings, labels)
+    assert result["mean_average_precision"] == pytest.approx((0.5 + 5 / 6 + 0.5 + 1) / 4)
+    assert result["r_precision"] == (0 + 0.5 + 0 + 1) / 4
+
+
 def test_rows_of_two_classes_on_one_place(make):
     names = ("mean_average_precision_at_r", "precision_at_1", "r_precision")
     result = make(include=names).get_accuracy(column(5, 5, 7, 7), tensor([3, 4, 3, 4]))
@@ -183,6 +200,17 @@ def test_no_query_has_a_relevant_reference(make, caplog):
     result = per_class.get_accuracy(column(0, 1, 2), tensor([4, 5, 6]))
     check(result, ([NAN] * 3,) * 5)
     assert per_class.per_class_labels.tolist() == [4, 5, 6]
+    check(make(avg_of_avgs=True).get_accuracy(column(0, 1, 2), tensor([4, 5, 6])), (NAN,) * 5)
+    check(make(k="max_bin_count").get_accuracy(column(0, 1, 2), tensor([4, 5, 6])), (NAN,) * 5)
+    check(make(k=3).get_accuracy(column(7), tensor([4])), (NAN,) * 5)
+
+
+def test_a_reference_without_rows(make, caplog):
+    check(make().get_accuracy(column(0, 1), tensor([0, 0]), torch.empty(0, 1), torch.empty(0)), (NAN,) * 5)
+    compared = make(label_comparison_fn=first_and_other)
+    result = compared.get_accuracy(column(0), tensor([[0, 1]]), torch.empty(0, 1), torch.empty(0, 2))
+    check(result, (NAN,) * 5)
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
 
 
 def test_a_perfect_list_of_two_among_ten_relevant_references():
@@ -360,6 +388,19 @@ def test_no_search_when_no_query_can_be_counted():
     AccuracyCalculator(knn_func=spy).get_accuracy(column(0, 1), tensor([0, 1]))
     AccuracyCalculator(knn_func=spy).get_accuracy(column(0, 1), tensor([0, 1]), torch.empty(0, 1), tensor([]))
     assert spy.calls == []
+    # A metric that counts lone queries decides for itself.
+    metric = RetrievalMetric(lambda inputs: inputs.knn_distances[:, 0], neighbors=1, exclude_lone_queries=False)
+    calculator = AccuracyCalculator(knn_func=spy, custom_metrics={"distance": metric}, return_per_class=True)
+    result = calculator.get_accuracy(column(0, 3), tensor([0, 1]))
+    assert (result["distance"], len(spy.calls)) == ([9, 9], 1)
+
+
+def test_a_small_k_is_warned_of_only_where_it_cuts_a_metric_short(caplog):
+    AccuracyCalculator(k=1, include=("mean_reciprocal_rank", "precision_at_1")).get_accuracy(LINE, LINE_LABELS)
+    assert caplog.records == []
+    AccuracyCalculator(k=1, include=("precision_at_1", "r_precision")).get_accuracy(LINE, LINE_LABELS)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "average" not in caplog.messages[0]
 
 
 def test_the_neighbour_matrix_is_not_formed_for_all_neighbours(monkeypatch):
@@ -503,7 +544,138 @@ def test_calculators_are_copied_before_and_after_use(change):
     assert copied.get_curr_metrics() == ["ndcg_at_3", "precision_at_1", "two"]
 
 
+@pytest.mark.parametrize("comparison", [None, lambda x, y: x == y])
+@pytest.mark.parametrize("most", [0, 1000])
+@pytest.mark.parametrize("backend", ["rust", "torch"])
+def test_blocks_of_any_size_give_the_same(monkeypatch, comparison, most, backend):
+    generator = torch.manual_seed(7)
+    reference, labels = torch.randn(80, 3, generator=generator), torch.randint(0, 9, (80,), generator=generator)
+    grades = ndcg_metric(lambda x, y: 1.0 / (1 + (x - y).abs()), k=6)
+    calculator = AccuracyCalculator(
+        include=(*NAMES, "ndcg_at_4", "knn_accuracy_at_5", "knn_softmax_accuracy_at_5", "graded"),
+        custom_metrics={"graded": grades},
+        label_comparison_fn=comparison,
+        knn_func=squared(backend=backend),
+    )
+    monkeypatch.setattr(_retrieval, "FEW_NEIGHBOURS", most)
+    for arguments in (
+        (reference, labels),
+        (reference[:33], labels[:33], reference[33:], labels[33:]),
+        (reference[:33].clone(), labels[:33], reference, labels, True),
+    ):
+        monkeypatch.undo()
+        monkeypatch.setattr(_retrieval, "FEW_NEIGHBOURS", most)
+        wanted = calculator.get_accuracy(*arguments)
+        for size in (1, 17, 200):
+            monkeypatch.setattr(_retrieval, "BLOCK_ELEMENTS", size)
+            monkeypatch.setattr(_retrieval, "_BLOCK_RANKS", size)
+            assert calculator.get_accuracy(*arguments) == wanted
+
+
+MEMORY = """
+import os, re, torch
+from exactknn.evaluation import AccuracyCalculator
+
+def peak():
+    return int(re.search(r"VmHWM:\\s*(\\d+) kB", open("/proc/self/status").read())[1])
+
+rows, classes = int(os.environ["ROWS"]), int(os.environ["CLASSES"])
+embeddings = torch.randn(rows, 16, generator=torch.manual_seed(0))
+labels = torch.arange(rows) % classes
+calculator = AccuracyCalculator(include=os.environ["INCLUDE"].split())
+calculator.get_accuracy(embeddings[:500], labels[:500] % 50)
+before = peak()
+calculator.get_accuracy(embeddings, labels)
+print((peak() - before) >> 10)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of a process is read there")
+@pytest.mark.parametrize(
+    ("rows", "classes", "include", "mib"),
+    [
+        (8_000, 800, NAMES, 100),  # the row numbers of all neighbours would be 490 MiB
+        (20_000, 10_000, ["precision_at_1"], 60),  # labels against labels 190 MiB, of one byte each
+    ],
+)
+def test_memory_grows_with_neither_neighbours_nor_pairs_of_labels(run_python, rows, classes, include, mib):
+    added = run_python(MEMORY, ROWS=str(rows), CLASSES=str(classes), INCLUDE=" ".join(include))
+    assert int(added) < mib
+
+
 # --- inputs --------------------------------------------------------------------------------------------------------
+
+
+def test_arguments_by_position():
+    assert " ".join(inspect.signature(AccuracyCalculator).parameters) == (
+        "include exclude avg_of_avgs return_per_class k label_comparison_fn device knn_func kmeans_func custom_metrics"
+    )
+    assert " ".join(inspect.signature(AccuracyCalculator().get_accuracy).parameters) == (
+        "query query_labels reference reference_labels ref_includes_query include exclude"
+    )
+
+
+@pytest.mark.parametrize(
+    ("query", "reference", "wanted"),
+    [
+        (torch.float16, torch.bfloat16, torch.float32),
+        (torch.int64, torch.bool, torch.float32),
+        (torch.float32, torch.float64, torch.float64),
+        (torch.float64, torch.float16, torch.float64),
+        (torch.float64, torch.float64, torch.float64),
+    ],
+)
+def test_embeddings_are_searched_in_a_common_type(query, reference, wanted):
+    def knn_func(*arguments):
+        given.extend((arguments[0].dtype, arguments[2].dtype))
+        return squared()(*arguments)
+
+    given = []
+    calculator = AccuracyCalculator(include=("precision_at_1",), knn_func=knn_func)
+    calculator.get_accuracy(LINE.to(query), LINE_LABELS, LINE.to(reference), LINE_LABELS)
+    assert given == [wanted, wanted]
+
+
+@pytest.mark.parametrize(
+    ("query", "reference", "wanted"),
+    [
+        (torch.int32, torch.bool, torch.int64),
+        (torch.uint8, torch.int64, torch.int64),
+        (torch.float32, torch.float32, torch.float32),
+        (torch.float32, torch.float64, torch.float64),
+        (torch.float32, torch.int16, torch.float64),
+    ],
+)
+def test_labels_are_compared_in_a_common_type(query, reference, wanted):
+    def comparison(x, y):
+        given.update((x.dtype, y.dtype))
+        return x == y
+
+    given = set()
+    calculator = AccuracyCalculator(include=("precision_at_1",), label_comparison_fn=comparison)
+    calculator.get_accuracy(LINE, LINE_LABELS.to(query), LINE, LINE_LABELS.to(reference))
+    assert given == {wanted}
+
+
+def test_neighbours_in_float64():
+    far = 1e8 + torch.tensor([0, 1, 3, 10, 11, 13], dtype=torch.float64).unsqueeze(1)
+    result = AccuracyCalculator(include=("precision_at_1",)).get_accuracy(far, [0, 0, 1, 2, 2, 1])
+    assert result == {"precision_at_1": 4 / 6}
+
+
+def test_layouts_of_memory_do_not_matter(make):
+    generator = torch.manual_seed(8)
+    embeddings, labels = torch.randn(40, 6, generator=generator), torch.arange(40) % 7
+    wanted = make().get_accuracy(embeddings, labels)
+    wide = torch.stack([embeddings, embeddings], dim=2)[:, :, 1]
+    assert make().get_accuracy(embeddings.T.contiguous().T, labels) == wanted
+    assert make().get_accuracy(wide, torch.stack([labels, labels], dim=1)[:, 0]) == wanted
+    assert make().get_accuracy(wide[:20], labels[:20], wide, labels, ref_includes_query=True) == make().get_accuracy(
+        embeddings[:20], labels[:20], embeddings, labels, ref_includes_query=True
+    )
+    one = torch.ones(1, 3).expand(6, 3)
+    assert make(include=("precision_at_1",)).get_accuracy(one, tensor([1]).expand(6)) == {"precision_at_1": 1.0}
+    assert torch.equal(one, torch.ones(6, 3))
 
 
 def test_arrays_tensors_and_lists_mix():
@@ -819,8 +991,24 @@ def test_methods_of_a_subclass():
     assert [part.tolist() for part in seen["label_counts"]] == [[0, 1, 2], [2, 3, 1]]
     assert seen["lone_query_labels"].tolist() == [2]
     assert seen["ref_includes_query"] is True
+    assert "mean_reciprocal_rank" in calculator.requires_knn()
     assert Extended(include=("size",), knn_func=spy).get_accuracy(LINE, LINE_LABELS) == {"size": "6 queries"}
     assert len(spy.calls) == 1
+
+
+def test_methods_get_all_columns_of_the_labels():
+    class Columns(AccuracyCalculator):
+        def calculate_columns(self, knn_labels, label_counts, lone_query_labels, **kwargs):
+            return knn_labels.tolist(), [part.tolist() for part in label_counts], lone_query_labels.tolist()
+
+        def requires_knn(self):
+            return [*super().requires_knn(), "columns"]
+
+    labels = tensor([[1, 3], [1, 4], [2, 5]])
+    calculator = Columns(include=("columns",), k=1, label_comparison_fn=first_and_other)
+    assert calculator.get_accuracy(column(0, 1, 5), labels) == {
+        "columns": ([[[1, 4]], [[1, 3]], [[1, 4]]], [labels.tolist(), [1, 1, 0]], [[2, 5]])
+    }
 
 
 def test_a_subclass_replaces_a_metric_and_the_number_of_neighbours():
@@ -891,10 +1079,10 @@ def test_averages_of_a_custom_metric(options, left_out, kept):
         "left_out": RetrievalMetric(lambda inputs: values, neighbors=1),
         "kept": RetrievalMetric(lambda inputs: values, neighbors=1, exclude_lone_queries=False),
     }
-    result = AccuracyCalculator(include=tuple(metrics), custom_metrics=metrics, **options).get_accuracy(
-        LINE, LINE_LABELS
-    )
+    calculator = AccuracyCalculator(include=tuple(metrics), custom_metrics=metrics, **options)
+    result = calculator.get_accuracy(LINE, LINE_LABELS)
     assert result == {"kept": pytest.approx(kept), "left_out": pytest.approx(left_out)}
+    assert calculator.per_class_labels.tolist() == [0, 1]  # of the classes that are not lone
 
 
 @pytest.mark.parametrize(
