@@ -34,7 +34,7 @@ PAIRS_AT_MOST = 100_000
 
 # However many are wanted, the neighbours themselves cost less than the ranks of the relevant references where more than
 # one reference in so many is relevant.
-_DENSE = 20
+_DENSE = 10
 _SEED = 0
 # Sums of a few values up to here are finite.
 _LARGEST_DRAWN = 1e300
