@@ -885,6 +885,12 @@ def test_two_averages_at_once():
         AccuracyCalculator(avg_of_avgs=True, return_per_class=True)
 
 
+@pytest.mark.parametrize("argument", ["label_comparison_fn", "knn_func", "kmeans_func"])
+def test_what_cannot_be_called(argument):
+    with pytest.raises(TypeError, match=f"{argument} must be callable or None, got str"):
+        AccuracyCalculator(**{argument: "faiss"})
+
+
 # --- clusters ------------------------------------------------------------------------------------------------------
 
 

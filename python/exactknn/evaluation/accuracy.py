@@ -49,6 +49,7 @@ _OURS = (CustomKNN, RustKNN)
 _SAME_ROW = 1e-5
 
 Values = float | list[float]
+KnnFunc = Callable[[Tensor, int, Tensor, bool], tuple[Any, Any]]
 
 
 class AccuracyCalculator:
@@ -90,17 +91,23 @@ class AccuracyCalculator:
         label_comparison_fn: ``fn(query_labels, reference_labels)``, a bool tensor of the broadcast leading dimensions,
             says what is relevant; a last axis of several label columns is consumed. ``None``: equal labels.
         device: where to work; ``None``: on the query's device.
-        knn_func: called as ``knn_func(query, k, reference, ref_includes_query)``; ``None``: exact search by squared
-            Euclidean distance of the embeddings as they are.
+        knn_func: called as ``knn_func(query, k, reference, ref_includes_query)``, once and for all queries; returns
+            distances and reference rows of the neighbours, both ``(n, k)``, nearest first, a query's own row left out
+            with ``ref_includes_query``. ``None``: exact search by squared Euclidean distance of the embeddings as they
+            are.
         kmeans_func: called as ``kmeans_func(query, num_clusters)``, returns a cluster for each row; ``None``:
             scikit-learn's ``KMeans`` with a fixed seed, when ``NMI`` or ``AMI`` is asked for.
         custom_metrics: `RetrievalMetric` objects by name; they join the default set.
 
     A subclass adds metrics as methods ``calculate_<name>(**kwargs)`` and lists them in `requires_knn` or
-    `requires_clustering`. Such a method gets the whole matrix of neighbours.
+    `requires_clustering`. Unless it is in the second list alone, a method gets the neighbours of all queries as one
+    matrix, with ``k=None`` all there are.
+
+    One calculator may be used by several threads; only `per_class_labels` and `get_curr_metrics` are then of any call.
 
     Raises:
-        TypeError: ``include`` or ``exclude`` neither tuple nor list, ``custom_metrics`` no mapping of metrics.
+        TypeError: ``include`` or ``exclude`` neither tuple nor list, ``custom_metrics`` no mapping of metrics, or a
+            function that cannot be called.
         ValueError: unknown name, name used twice, both averages, or a ``k`` of another kind.
         NotImplementedError: a ``label_comparison_fn`` together with a metric of clusters.
         ModuleNotFoundError: ``NMI`` or ``AMI`` without scikit-learn.
@@ -115,13 +122,20 @@ class AccuracyCalculator:
         k: int | str | None = None,
         label_comparison_fn: Callable[[Tensor, Tensor], Tensor] | None = None,
         device: torch.device | str | None = None,
-        knn_func: Any = None,
-        kmeans_func: Any = None,
+        knn_func: KnnFunc | None = None,
+        kmeans_func: Callable[[Tensor, int], Any] | None = None,
         *,
         custom_metrics: Mapping[str, RetrievalMetric] | None = None,
     ) -> None:
         if avg_of_avgs and return_per_class:
             raise ValueError("avg_of_avgs and return_per_class exclude each other, got both")
+        for function, argument in (
+            (label_comparison_fn, "label_comparison_fn"),
+            (knn_func, "knn_func"),
+            (kmeans_func, "kmeans_func"),
+        ):
+            if not (function is None or callable(function)):
+                raise TypeError(f"{argument} must be callable or None, got {type(function).__name__}")
         self.avg_of_avgs = avg_of_avgs
         self.return_per_class = return_per_class
         self.k = _checked_k(k)
@@ -129,11 +143,15 @@ class AccuracyCalculator:
         self.device = None if device is None else torch.device(device)
         if knn_func is None:
             knn_func = CustomKNN(LpDistance(normalize_embeddings=False, power=2), batch_size=256)
-        self.knn_func = knn_func
+        self.knn_func: Any = knn_func
         self.kmeans_func = kmeans_func
         self.custom_metrics = self._checked_custom_metrics(custom_metrics)
         self.per_class_labels: Tensor | None = None
-        """Labels of the classes in a list of class means, in its order, after `get_accuracy`."""
+        """Labels of the classes in a list of class means, in its order, after `get_accuracy`.
+
+        Classes whose queries are all lone are left out, except where no class is left. A metric of one's own with
+        ``exclude_lone_queries=False`` lists all classes of the queries, ascending.
+        """
         self.check_primary_metrics(include, exclude)
         self._all_selected = len(include) == 0
         self._excluded = tuple(exclude)
@@ -387,7 +405,8 @@ class AccuracyCalculator:
 
         Args:
             query: ``(n, d)``, finite; ``n`` at least 1.
-            query_labels: ``(n,)`` numbers, compared exactly; ``(n, columns)`` with a ``label_comparison_fn``.
+            query_labels: ``(n,)`` numbers, compared exactly; ``(n, columns)`` with a ``label_comparison_fn``, or where
+                no metric asks what is relevant.
             reference: ``(m, d)``, finite; ``None``: the queries, each left out of its own neighbours.
             reference_labels: ``(m,)`` or ``(m, columns)``, given exactly when ``reference`` is.
             ref_includes_query: the first ``n`` reference rows are the queries, each left out of its own neighbours.
@@ -401,7 +420,9 @@ class AccuracyCalculator:
         Raises:
             TypeError: what is no number, a wrong ``include``.
             ValueError: shapes, lengths, NaN or infinity (by argument and row), a reference that does not begin with the
-                queries although ``ref_includes_query`` says so, or a ``knn_func`` that returns impossible rows.
+                queries although ``ref_includes_query`` says so, or impossible answers of a function that was given.
+            NotImplementedError: a metric of clusters is named, and there is a ``label_comparison_fn``.
+            ModuleNotFoundError: clusters are wanted without scikit-learn.
         """
         self.check_primary_metrics(include, exclude)
         names = self._narrowed(include, exclude)
