@@ -259,19 +259,15 @@ class _Gathering:
         self.votes = {name: vote for name in metrics if (vote := _retrieval.vote_named(name)) is not None}
         curve = min(CURVE_NEIGHBOURS, task.candidates) if details else 0
         self.details = Details(np.zeros(curve, np.int64), np.zeros(curve, np.int64), np.full(n, -1, np.int64))
-        wanted = [
-            metric.neighbours or (min(resolved, most) if metric.up_to_relevant else resolved)
-            for metric in self.ranked.values()
-        ]
-        self.depth = min(max([curve, *wanted]), task.candidates)
+        wanted = [metric.depth(resolved, most, task.candidates) for metric in self.ranked.values()]
+        self.depth = max([curve, *wanted])
         """Neighbours whose relevance is wanted."""
         self.classes_wanted = min(max([int(details), *(vote.k for vote in self.votes.values())]), task.candidates)
         """Neighbours whose classes are wanted."""
 
     def take_hits(self, start: int, stop: int, hits: Hits) -> None:
-        limited = hits.first(self.resolved)
-        for name, metric in self.ranked.items():
-            self.values[name][start:stop] = metric.values(limited if metric.neighbours is None else hits)
+        for name, values in _retrieval.values_of(self.ranked, hits, self.resolved).items():
+            self.values[name][start:stop] = values
         curve = len(self.details.first_at)
         if curve:
             first = hits.first_rank

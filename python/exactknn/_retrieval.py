@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -166,6 +166,24 @@ class Metric:
     """How many neighbours it looks at; ``None``: as many as the calculator's ``k`` says."""
     up_to_relevant: bool = False
     """Whether it never looks beyond the largest number of relevant references."""
+
+    def depth(self, resolved: int, most: int, candidates: int) -> int:
+        """How many neighbours of each query must be known.
+
+        Args:
+            resolved: what the calculator's ``k`` says, at most ``candidates``.
+            most: the largest number of relevant references.
+            candidates: the references of one query, itself left out.
+        """
+        if self.neighbours is not None:
+            return min(self.neighbours, candidates)
+        return min(resolved, most) if self.up_to_relevant else resolved
+
+
+def values_of(metrics: Mapping[str, Metric], hits: Hits, resolved: int) -> dict[str, Floats]:
+    """One value per query for each metric; those without a number of their own look at ``resolved`` neighbours."""
+    limited = hits.first(resolved)
+    return {name: metric.values(limited if metric.neighbours is None else hits) for name, metric in metrics.items()}
 
 
 BUILT_IN = {

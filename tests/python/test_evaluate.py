@@ -729,6 +729,15 @@ def test_the_page_shows_the_numbers(example):
     assert "Other-class pairs: all 22; median 121." in text
 
 
+def test_every_metric_is_explained():
+    metrics = [name.replace("<k>", "3") for name in _evaluate.known_metrics()]
+    task = task_of(np.arange(8.0)[:, None], [0, 0, 1, 1, 0, 0, 1, 1])
+    text = _report.page(task, _evaluate.evaluate(task, metrics, details=True), {"embeddings": "rows.npy"})
+    explained = re.findall(r"<code>([a-z_0-9<>]+?)</code><small>([^<]+\.)</small>", text)
+    assert [name.replace("<wbr>", "") for name, _ in explained] == metrics
+    assert len(metrics) == 12
+
+
 def test_the_first_metric_orders_the_classes(example):
     page, _ = page_of(*FILES, "--metrics", "found_fraction_at_1", "precision_at_1")
     assert page.tables["Worst classes"] == [

@@ -563,8 +563,8 @@ class _Run:
         most = int(relevant_counts.max())
         resolved = self._resolved(classes, relevant_counts)
         self._warn_of_small_k(most)
-        for_ranks = max((self._needed(metric, resolved, most) for metric in self.ranked.values()), default=0)
-        for_ranks = for_ranks if most else 0
+        depths = [metric.depth(resolved, most, self.available) for metric in self.ranked.values()]
+        for_ranks = max(depths, default=0) if most else 0
         given = [self._limit(metric.neighbors, resolved) for metric in self.custom.values()]
         if self.methods_look:
             # A method that needs neighbours may rely on all that k says; another gets what was found for the rest.
@@ -583,9 +583,8 @@ class _Run:
         else:
             blocks = _blocks_of(relevance, indices[:, : needs.for_ranks])
         for start, stop, hits in blocks:
-            for name, metric in self.ranked.items():
-                limit = needs.resolved if metric.neighbours is None else hits.k
-                values[name][start:stop] = metric.values(hits.first(limit))
+            for name, found in _retrieval.values_of(self.ranked, hits, needs.resolved).items():
+                values[name][start:stop] = found
         return values
 
     def _relevance(self, classes: Classes) -> Relevance | None:
@@ -623,9 +622,6 @@ class _Run:
 
     def _limit(self, neighbours: int | None, resolved: int) -> int:
         return resolved if neighbours is None else min(neighbours, self.available)
-
-    def _needed(self, metric: Metric, resolved: int, most: int) -> int:
-        return min(resolved, most) if metric.up_to_relevant else self._limit(metric.neighbours, resolved)
 
     def _search(self, columns: int) -> tuple[Tensor, Tensor]:
         """``columns`` neighbours of each query by the calculator's ``knn_func``."""
