@@ -2,9 +2,9 @@
 
     embeddings, labels --Task.of--> Task: rows, and the class of each as a number
     Task, metrics, k --> how many neighbours each metric looks at
-        few, or most of them relevant --_neighbour_blocks--> neighbours --> Hits --+--> one value per query and metric
-        else --------------------------blocks_of_ranks-----> ranks ------> Hits --+--> counts by rank, for curves
-        neighbours --> classes ------------------------------------------------------> votes, nearest class
+        few, or fewer than are relevant --_neighbour_blocks--> neighbours --> Hits --+--> one value per query and metric
+        else ----------------------------blocks_of_ranks-----> ranks ------> Hits --+--> counts by rank, for curves
+        neighbours --> classes ----------------------------------------------------> votes, nearest class
     Task --pair_sample--> distances of same-class and of other-class pairs
 
 The queries pass in blocks, so memory grows neither with queries x references nor with queries x neighbours.
@@ -32,9 +32,6 @@ CURVE_NEIGHBOURS = 100
 PAIRS_AT_MOST = 100_000
 """Pairs of either kind that are measured; of more, so many are drawn."""
 
-# However many are wanted, the neighbours themselves cost less than the ranks of the relevant references where more than
-# one reference in so many is relevant.
-_DENSE = 10
 _SEED = 0
 # Sums of a few values up to here are finite.
 _LARGEST_DRAWN = 1e300
@@ -289,8 +286,7 @@ class _Gathering:
 
 def _search(gathering: _Gathering, groups: Groups, num_threads: int | None, progress: Report | None) -> None:
     task, counts = gathering.task, gathering.relevant_counts
-    dense = int(counts.sum()) * _DENSE > len(counts) * task.candidates
-    by_rank = gathering.depth > _retrieval.FEW_NEIGHBOURS and not dense
+    by_rank = _retrieval.ranks_pay(gathering.depth, counts)
     columns = gathering.classes_wanted if by_rank else max(gathering.depth, gathering.classes_wanted)
     stages = _Stages(progress, number=int(by_rank) + int(columns > 0))
     if by_rank:

@@ -30,8 +30,8 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
-# Up to here the neighbours themselves cost less than the rank of every relevant reference.
-FEW_NEIGHBOURS = 128
+# Up to here the neighbours themselves always cost less than the ranks of the relevant references.
+_FEW_NEIGHBOURS = 128
 
 # Ranks handed out together by the core (32 MiB), and elements of a mask made at once.
 _BLOCK_RANKS = 1 << 22
@@ -325,6 +325,14 @@ class Groups:
     def part(self, start: int, stop: int) -> Groups:
         """The same references for the queries from ``start`` to ``stop``."""
         return Groups(self.query_group[start:stop], self.offsets, self.rows)
+
+
+def ranks_pay(depth: int, relevant_counts: Ints) -> bool:
+    """Whether the ranks of all relevant references are cheaper to get than the ``depth`` nearest of each query.
+
+    Beyond a few neighbours that is so while they are fewer numbers.
+    """
+    return depth > _FEW_NEIGHBOURS and int(relevant_counts.sum()) <= depth * len(relevant_counts)
 
 
 def ranks_of(

@@ -61,7 +61,7 @@ def squared(**options):
 def make(request, monkeypatch):
     """A calculator that gets its hits from neighbours, from the core's ranks, or from blocks of torch's search."""
     if request.param != "neighbours":
-        monkeypatch.setattr(_retrieval, "FEW_NEIGHBOURS", 0)
+        monkeypatch.setattr(_retrieval, "ranks_pay", lambda *_: True)
     if request.param == "torch":
         return partial(AccuracyCalculator, knn_func=squared(backend="torch", batch_size=2))
     return AccuracyCalculator
@@ -230,9 +230,9 @@ def test_more_neighbours_asked_for_than_there_are_references():
     assert all(0 <= value <= 1 for value in capped.values())
 
 
-@pytest.mark.parametrize("most", [0, 100])
-def test_tied_references_count_in_the_order_of_their_rows(monkeypatch, most):
-    monkeypatch.setattr(_retrieval, "FEW_NEIGHBOURS", most)
+@pytest.mark.parametrize("by_rank", [True, False])
+def test_tied_references_count_in_the_order_of_their_rows(monkeypatch, by_rank):
+    monkeypatch.setattr(_retrieval, "ranks_pay", lambda *_: by_rank)
     # Forty references at one place, one of them relevant: it has the rank of its row.
     names = ("mean_average_precision", "mean_reciprocal_rank", "recall_at_1")
     query, reference = torch.ones(1, 3), torch.ones(40, 3)
@@ -423,6 +423,14 @@ def test_the_neighbour_matrix_is_not_formed_for_all_neighbours(monkeypatch):
     assert called == []
 
 
+def test_neighbours_are_asked_for_where_they_are_fewer_than_the_relevant_references():
+    assert _retrieval.ranks_pay(129, np.full(7, 129))
+    assert not _retrieval.ranks_pay(128, np.full(7, 1))
+    assert not _retrieval.ranks_pay(129, np.full(7, 130))
+    assert not _retrieval.ranks_pay(200, np.array([0, 0, 601]))
+    assert _retrieval.ranks_pay(201, np.array([0, 0, 603]))
+
+
 class WithClusters(AccuracyCalculator):
     def calculate_clusters(self, cluster_labels, label_counts, lone_query_labels, not_lone_query_mask, **kwargs):
         assert "knn_labels" not in kwargs
@@ -451,8 +459,8 @@ def test_ranks_are_those_of_the_search_with_any_distance(monkeypatch, distance, 
     names = (*NAMES, "precision_at_5", "recall_at_3", "ndcg_at_7", "found_fraction_at_4", "hit_rate_at_2")
     arguments = (reference[:40], labels[:40], reference, labels, own)
     results = []
-    for most in (1000, 0):
-        monkeypatch.setattr(_retrieval, "FEW_NEIGHBOURS", most)
+    for by_rank in (False, True):
+        monkeypatch.setattr(_retrieval, "ranks_pay", lambda *_, by_rank=by_rank: by_rank)
         results.append(AccuracyCalculator(include=names, knn_func=CustomKNN(distance)).get_accuracy(*arguments))
     assert results[0] == results[1]
 
@@ -545,9 +553,9 @@ def test_calculators_are_copied_before_and_after_use(change):
 
 
 @pytest.mark.parametrize("comparison", [None, lambda x, y: x == y])
-@pytest.mark.parametrize("most", [0, 1000])
+@pytest.mark.parametrize("by_rank", [True, False])
 @pytest.mark.parametrize("backend", ["rust", "torch"])
-def test_blocks_of_any_size_give_the_same(monkeypatch, comparison, most, backend):
+def test_blocks_of_any_size_give_the_same(monkeypatch, comparison, by_rank, backend):
     generator = torch.manual_seed(7)
     reference, labels = torch.randn(80, 3, generator=generator), torch.randint(0, 9, (80,), generator=generator)
     grades = ndcg_metric(lambda x, y: 1.0 / (1 + (x - y).abs()), k=6)
@@ -557,14 +565,14 @@ def test_blocks_of_any_size_give_the_same(monkeypatch, comparison, most, backend
         label_comparison_fn=comparison,
         knn_func=squared(backend=backend),
     )
-    monkeypatch.setattr(_retrieval, "FEW_NEIGHBOURS", most)
+    monkeypatch.setattr(_retrieval, "ranks_pay", lambda *_: by_rank)
     for arguments in (
         (reference, labels),
         (reference[:33], labels[:33], reference[33:], labels[33:]),
         (reference[:33].clone(), labels[:33], reference, labels, True),
     ):
         monkeypatch.undo()
-        monkeypatch.setattr(_retrieval, "FEW_NEIGHBOURS", most)
+        monkeypatch.setattr(_retrieval, "ranks_pay", lambda *_: by_rank)
         wanted = calculator.get_accuracy(*arguments)
         for size in (1, 17, 200):
             monkeypatch.setattr(_retrieval, "BLOCK_ELEMENTS", size)

@@ -42,10 +42,10 @@ def problem(seed):
     return (query, labels, torch.cat([query, gallery]), torch.cat([labels, gallery_labels]), True), n + m - 1
 
 
-@pytest.mark.parametrize("most", [0, 128])
+@pytest.mark.parametrize("by_rank", [True, False])
 @pytest.mark.parametrize("seed", range(200))
-def test_values_of_pytorch_metric_learning(monkeypatch, seed, most):
-    monkeypatch.setattr(_retrieval, "FEW_NEIGHBOURS", most)
+def test_values_of_pytorch_metric_learning(monkeypatch, seed, by_rank):
+    monkeypatch.setattr(_retrieval, "ranks_pay", lambda *_: by_rank)
     arguments, available = problem(seed)
     reference_labels = arguments[3] if len(arguments) > 2 else arguments[1]
     counts = (arguments[1][:, None] == reference_labels).sum(1) - int(len(arguments) != 4)
@@ -66,9 +66,9 @@ def test_values_of_pytorch_metric_learning(monkeypatch, seed, most):
 
 
 @pytest.mark.parametrize("k", [1, 3, 10])
-@pytest.mark.parametrize("most", [0, 128])
-def test_values_of_torchmetrics_and_scikit_learn(monkeypatch, k, most):
-    monkeypatch.setattr(_retrieval, "FEW_NEIGHBOURS", most)
+@pytest.mark.parametrize("by_rank", [True, False])
+def test_values_of_torchmetrics_and_scikit_learn(monkeypatch, k, by_rank):
+    monkeypatch.setattr(_retrieval, "ranks_pay", lambda *_: by_rank)
     generator = torch.manual_seed(4)
     query, labels = torch.randn(50, 3, generator=generator), torch.randint(0, 6, (50,), generator=generator)
     reference, reference_labels = torch.randn(70, 3, generator=generator), torch.arange(70) % 5

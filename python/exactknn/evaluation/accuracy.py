@@ -5,7 +5,7 @@
         -> _relevance       which references are relevant, how many for each query
         -> _Selection       how many neighbours each selected metric needs
              few, or a knn_func that is not ours:  knn_func, once ──> neighbours ──relevance──> Hits, block by block
-             many, with a backend of ours:         ranks of the relevant references ──────────> Hits, block by block
+             more than are relevant, and ours:     ranks of the relevant references ──────────> Hits, block by block
         -> _retrieval       Hits -> one value per query and metric
         -> averages         over queries, over classes, or per class
 
@@ -570,7 +570,8 @@ class _Run:
             # A method that needs neighbours may rely on all that k says; another gets what was found for the rest.
             given.append(resolved if self.methods_search else for_ranks)
         for_given = max(given, default=0)
-        by_rank = for_ranks > max(for_given, _retrieval.FEW_NEIGHBOURS) and type(self.calculator.knn_func) in _OURS
+        ours = type(self.calculator.knn_func) in _OURS
+        by_rank = ours and for_ranks > for_given and _retrieval.ranks_pay(for_ranks, relevant_counts)
         return _Needs(resolved, for_ranks, for_given if by_rank else max(for_given, for_ranks), by_rank)
 
     def _ranked_values(self, relevance: Relevance, needs: _Needs, indices: Tensor) -> dict[str, Floats]:
