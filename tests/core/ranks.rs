@@ -136,7 +136,7 @@ fn random_groups(references: usize, most: usize, random: &mut Random) -> Vec<Vec
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 120, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 80, failure_persistence: None, ..ProptestConfig::default() })]
 
     /// Random sizes, kinds of rows, types and metrics; none to all rows are targets; blocks of queries.
     #[test]
@@ -144,7 +144,7 @@ proptest! {
         seed: u64,
         kind in 0..KINDS.len(),
         dim in dims(),
-        references in 1usize..600,
+        references in 1usize..450,
         queries in 1usize..40,
         few: bool,
         metric in any_metric(),

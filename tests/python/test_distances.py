@@ -238,7 +238,16 @@ def test_gradients(distance):
 def test_second_derivatives(p):
     generator = torch.manual_seed(5)
     x, y = (torch.randn(n, 3, dtype=torch.float64, generator=generator, requires_grad=True) for n in (3, 4))
-    assert torch.autograd.gradgradcheck(LpDistance(p=p, normalize_embeddings=False), (x, y))
+    distance = LpDistance(p=p, normalize_embeddings=False)
+    assert torch.autograd.gradgradcheck(distance, (x, y))
+    for sides in ((x, y), (x,)):
+        second = []
+        for dtype in (torch.float64, torch.float32):
+            rows = [side.detach().to(dtype).requires_grad_() for side in sides]
+            first = torch.autograd.grad(distance(*rows).square().sum(), rows, create_graph=True)
+            second.append(torch.autograd.grad(sum(one.pow(3).sum() for one in first), rows))
+        for exact, found in zip(*second, strict=True):
+            torch.testing.assert_close(found.double(), exact, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("p", [1, 1.5, 2, 3, INF])
@@ -259,11 +268,66 @@ def test_gradients_at_coinciding_points_are_zero(p, power):
 def test_the_blocks_of_the_backward_pass_agree_with_the_kernel():
     x = torch.randn(300, 40, generator=torch.manual_seed(6), requires_grad=True)
     y = torch.randn(900, 40, generator=torch.manual_seed(7), requires_grad=True)
-    mat = LpDistance(normalize_embeddings=False)(x, y)
+    mat = LpDistance(normalize_embeddings=False, p=3)(x, y)
     weight = torch.randn(mat.shape, generator=torch.manual_seed(8))
     one = torch.autograd.grad((mat * weight).sum(), (x, y), retain_graph=True)
     blocks = torch.autograd.grad((mat * weight).sum(), (x, y), create_graph=True)
     torch.testing.assert_close(one, blocks, rtol=1e-4, atol=1e-4)
+
+
+def test_the_product_and_the_differences_agree():
+    # Pairs at every distance from 1e-10 of the rows' length to that length, and rows far from the origin.
+    generator = torch.manual_seed(9)
+    base = torch.randn(40, 24, generator=generator)
+    scales = torch.logspace(-10, 0, 40).unsqueeze(1)
+    near = base + scales * torch.randn(40, 24, generator=generator)
+    for offset in (0, 100):
+        for scale in (1, 1e-15, 1e15):
+            x, y = (scale * (rows + offset) for rows in (base, torch.cat([near, base[:5]])))
+            exact = (x.double().unsqueeze(1) - y.double()).square().sum(2).sqrt()
+            for found, wanted in (
+                (LpDistance(normalize_embeddings=False)(x, y), exact),
+                (LpDistance(normalize_embeddings=False)(y, x), exact.t()),
+            ):
+                torch.testing.assert_close(found.double(), wanted, rtol=1.2e-7, atol=0)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_gradients_of_near_and_of_far_pairs(alone):
+    generator = torch.manual_seed(10)
+    x = torch.randn(30, 8, generator=generator)
+    y = x + torch.logspace(-12, 0, 30).unsqueeze(1) * torch.randn(30, 8, generator=generator)
+    y[3] = x[3]
+    # Rows whose distance is far below a rounding of their length: a difference in a tiny coordinate only.
+    x[:, 0], y[:, 0] = 1e-20 * torch.arange(30), 2e-20 * torch.arange(30)
+    y[5, 1:] = x[5, 1:]
+    if alone:
+        x, y = torch.cat([x, y]), None
+    weights = torch.randn(len(x), len(x if alone else y), generator=generator)
+    sides = [side.clone().requires_grad_() for side in (x, y) if side is not None]
+    (LpDistance(normalize_embeddings=False)(*sides) * weights).sum().backward()
+
+    wide = [side.detach().double() for side in (sides[0], sides[-1])]
+    difference = wide[0].unsqueeze(1) - wide[1]
+    length = difference.norm(dim=2, keepdim=True)
+    slopes = difference / length.masked_fill(length == 0, INF) * weights.double().unsqueeze(2)
+    wanted = [slopes.sum(1), -slopes.sum(0)]
+    wanted = [wanted[0] + wanted[1]] if alone else wanted
+    for side, exact in zip(sides, wanted, strict=True):
+        torch.testing.assert_close(side.grad.double(), exact, rtol=1e-5, atol=2e-6)
+
+
+def test_one_bad_row_does_not_spoil_the_others():
+    x = torch.randn(6, 4, generator=torch.manual_seed(11))
+    wanted = LpDistance(normalize_embeddings=False)(x)
+    for bad in (NAN, INF, -INF, 3e38):
+        spoilt = x.clone()
+        spoilt[2, 1] = bad
+        mat = LpDistance(normalize_embeddings=False)(spoilt)
+        others = torch.arange(6) != 2
+        torch.testing.assert_close(mat[others][:, others], wanted[others][:, others])
+        by_difference = LpDistance(normalize_embeddings=False)(spoilt.double()).float()
+        torch.testing.assert_close(mat, by_difference, equal_nan=True)
 
 
 MEMORY = """
@@ -380,3 +444,11 @@ def test_empty_sides():
         assert kind()(torch.zeros(0, 3), torch.zeros(2, 3)).shape == (0, 2)
         assert kind()(torch.zeros(2, 3), torch.zeros(0, 3)).shape == (2, 0)
         assert kind().pairwise(torch.zeros(0, 3), torch.zeros(0, 3)).shape == (0,)
+
+
+def test_gradients_where_all_rows_coincide():
+    x = torch.ones(200, 50, requires_grad=True)
+    y = torch.ones(100, 50, requires_grad=True)
+    (LpDistance(normalize_embeddings=False)(x, y).sum() + LpDistance(normalize_embeddings=False)(x).sum()).backward()
+    assert (x.grad == 0).all()
+    assert (y.grad == 0).all()

@@ -13,11 +13,11 @@ print(sorted(heavy & {{name.partition(".")[0] for name in sys.modules}}))
 
 
 def test_the_package_loads_nothing_heavy(run_python):
-    program = "import exactknn\nexactknn.knn([[0.0], [1.0]], k=1)"
+    program = "import exactknn, exactknn.types\nexactknn.knn([[0.0], [1.0]], k=1)"
     assert run_python(LOADED.format(program=program)) == "[]"
 
 
-@pytest.mark.parametrize("module", ["evaluation", "distances"])
+@pytest.mark.parametrize("module", ["evaluation", "distances", "reducers", "losses"])
 def test_the_torch_parts_load_neither_faiss_nor_sklearn(run_python, module):
     loaded = run_python(LOADED.format(program=f"import exactknn.{module}"))
     assert "torch" in loaded
@@ -26,7 +26,7 @@ def test_the_torch_parts_load_neither_faiss_nor_sklearn(run_python, module):
     assert "pytorch_metric_learning" not in loaded
 
 
-@pytest.mark.parametrize("module", ["evaluation", "distances"])
+@pytest.mark.parametrize("module", ["evaluation", "distances", "reducers", "losses"])
 def test_without_torch_the_error_names_the_extra(run_python, module):
     program = f"""
 import sys
@@ -68,7 +68,7 @@ def test_an_import_changes_neither_environment_nor_threads(run_python):
     program = """
 import os, torch
 before = dict(os.environ), torch.get_num_threads(), torch.get_num_interop_threads()
-import exactknn.evaluation, exactknn.distances
+import exactknn.evaluation, exactknn.distances, exactknn.losses
 x = torch.randn(50, 4)
 exactknn.evaluation.RustKNN()(x, 3, x)
 print(before == (dict(os.environ), torch.get_num_threads(), torch.get_num_interop_threads()))

@@ -6,6 +6,7 @@ pairwise:  check_shapes -> float32 for half types -> normalise -> pairwise_dista
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
@@ -21,6 +22,13 @@ def result_dtype(dtype: torch.dtype, normalized: bool) -> torch.dtype:
     Half types stay only for normalised embeddings, whose values are bounded: others may exceed their range.
     """
     return torch.float32 if dtype in _HALF_DTYPES and not normalized else dtype
+
+
+def autocast_off(device_type: str) -> contextlib.AbstractContextManager[Any]:
+    """A context in which autocast changes no type, also on devices that have none."""
+    if torch.amp.is_autocast_available(device_type):
+        return torch.autocast(device_type, enabled=False)
+    return contextlib.nullcontext()
 
 
 def check_floating(embeddings: Tensor, name: str) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from exactknn.distances.base import BaseDistance
+from exactknn.distances.euclidean import euclidean_distances, euclidean_gradients
 
 # Elements of a (rows, m, d) block of differences that are always allowed (16 MiB in float32), so that small
 # problems run in one block.
@@ -52,13 +53,44 @@ class LpDistance(BaseDistance):
 
     def compute_mat(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
         """``(n, m)`` distances, before ``power``."""
-        mat: Tensor = _DistancesByDifference.apply(query_emb, ref_emb, float(self.p))
+        mat: Tensor
+        if self.p == 2 and query_emb.dtype == torch.float32 and query_emb.device.type == "cpu":
+            mat = _Euclidean.apply(query_emb, None if ref_emb is query_emb else ref_emb)
+            return mat
+        # torch.compile takes no tensor twice, but a view of it.
+        ref_emb = ref_emb.view_as(ref_emb) if ref_emb is query_emb else ref_emb
+        mat = _DistancesByDifference.apply(query_emb, ref_emb, float(self.p))
         return mat
 
     def pairwise_distance(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
         """``(n,)`` distances of rows paired by position, before ``power``."""
         distances: Tensor = torch.linalg.vector_norm(query_emb - ref_emb, ord=self.p, dim=1)
         return distances
+
+
+class _Euclidean(torch.autograd.Function):
+    """``euclidean_distances`` with its gradient."""
+
+    @staticmethod
+    def forward(query: Tensor, ref: Tensor | None) -> Tensor:
+        mat: Tensor = euclidean_distances(query, ref)
+        return mat
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor | None], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs, output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None]:
+        query, ref, mat = ctx.saved_tensors
+        if not torch.is_grad_enabled():
+            grad_query, grad_ref = euclidean_gradients(grad.to(mat.dtype), query, ref, mat)
+            return grad_query, None if ref is None else grad_ref
+        # The second derivative is asked for: the other way has one.
+        sides = (query,) if ref is None else (query, ref)
+        again = _DistancesByDifference.apply(sides[0], sides[-1], 2.0)
+        gradients = torch.autograd.grad(again, sides, grad, create_graph=True)
+        return gradients[0], None if ref is None else gradients[1]
 
 
 class _DistancesByDifference(torch.autograd.Function):

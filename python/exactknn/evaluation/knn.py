@@ -12,7 +12,6 @@ Nothing of a call is kept in the object, so one object serves many threads and c
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import logging
 from collections.abc import Iterable, Iterator
@@ -30,7 +29,7 @@ from exactknn.distances import (
     LpDistance,
     SNRDistance,
 )
-from exactknn.distances.base import check_floating, result_dtype
+from exactknn.distances.base import autocast_off, check_floating, result_dtype
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -396,7 +395,7 @@ def _torch_search(
         return query.new_empty((n, k), dtype=dtype), query.new_empty((n, k), dtype=torch.long)
 
     blocks = _Blocks(n, k, len(reference), largest, bool(exclude_self), first_row)
-    with torch.no_grad(), _autocast_off(query.device.type):
+    with torch.no_grad(), autocast_off(query.device.type):
         if _is_batched(distance):
             # A copy, because its function for the blocks belongs to this call and not to the object.
             batched = copy.copy(distance)
@@ -465,12 +464,6 @@ def _is_batched(distance: Any) -> bool:
     return any(
         kind.__qualname__ == "BatchedDistance" and kind.__module__.startswith(_PML) for kind in type(distance).__mro__
     )
-
-
-def _autocast_off(device_type: str) -> contextlib.AbstractContextManager[Any]:
-    if torch.amp.is_autocast_available(device_type):
-        return torch.autocast(device_type, enabled=False)
-    return contextlib.nullcontext()
 
 
 def _check_finite(embeddings: Tensor, name: str) -> None:

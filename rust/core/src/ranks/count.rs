@@ -19,12 +19,15 @@ pub(super) const BLOCK: usize = 256;
 /// Neighbouring keys that share an error: the width of the narrowest panel.
 pub(super) const SAME_ERROR: usize = 8;
 
-/// Counts of a target side by side.
+/// Bounds that are looked at side by side.
 const LANES: usize = 16;
 
-/// Up to this many targets each limit is held against all bounds. CPU time of a key by comparisons and by places, in
-/// cycles: at 16 / 64 / 128 targets.
+/// Up to this many targets each limit is held against all bounds: a limit takes about an eighth of a cycle for each row, a
+/// place about ten.
 const COMPARED_TARGETS: usize = 64;
+
+/// Buckets at most; [`Places::bucket`] needs fewer than 2 to the 23.
+const MOST_BUCKETS: usize = 1 << 20;
 
 /// Steps from the beginning of a bucket that are taken without a branch.
 const STEPS: usize = 2;
@@ -69,7 +72,7 @@ impl Places {
     fn new(before: &[f32]) -> Self {
         let finite = || before.iter().copied().filter(|limit| limit.is_finite());
         let (base, last) = (finite().next().unwrap_or(0.0), finite().next_back().unwrap_or(0.0));
-        let buckets = (4 * before.len()).next_power_of_two();
+        let buckets = (4 * before.len()).next_power_of_two().min(MOST_BUCKETS);
         let scale = (buckets - 1) as f32 / (base - last);
         let mut places = Self { base, scale: if scale.is_finite() { scale } else { 0.0 }, starts: vec![0; buckets] };
         let mut target = 0;
@@ -137,8 +140,13 @@ impl Limits {
 
     /// Count the rows with these bounds, and append to `open` the places of those that the bounds do not decide.
     pub(super) fn count(&self, simd: Simd, bounds: &Bounds, before: &mut [u32], open: &mut Vec<u32>) {
+        let highest = highest(simd, bounds);
+        if highest < self.behind[self.targets()] {
+            // Behind all targets: so it is with most blocks where targets are near.
+            return;
+        }
         match &self.places {
-            None => compare(simd, bounds, self, before, open),
+            None => compare(simd, bounds, self, highest, before, open),
             Some(places) => place(simd, bounds, self, places, before, open),
         }
     }
@@ -166,24 +174,36 @@ multiversion! {
 }
 
 multiversion! {
+    /// The highest of the upper bounds.
+    fn highest(bounds: &Bounds) -> f32 {
+        let mut highest = [f32::NEG_INFINITY; LANES];
+        for high in bounds.high.as_chunks::<LANES>().0 {
+            for l in 0..LANES {
+                highest[l] = if high[l] > highest[l] { high[l] } else { highest[l] };
+            }
+        }
+        highest.into_iter().fold(f32::NEG_INFINITY, f32::max)
+    }
+}
+
+multiversion! {
     /// Add to `before` the rows that are surely before each target.
-    fn compare(bounds: &Bounds, limits: &Limits, before: &mut [u32], open: &mut Vec<u32>) {
-        let (lows, _) = bounds.low.as_chunks::<LANES>();
-        let (highs, _) = bounds.high.as_chunks::<LANES>();
+    fn compare(bounds: &Bounds, limits: &Limits, highest: f32, before: &mut [u32], open: &mut Vec<u32>) {
         let mut is_open = [0u32; BLOCK];
         let mut any = 0;
         for (t, before) in before.iter_mut().enumerate() {
             let (last_before, last_at) = (limits.before[t], limits.behind[t + 1]);
-            let (mut not_before, mut undecided) = ([0u32; LANES], [0u32; LANES]);
-            for (low, high) in lows.iter().zip(highs) {
-                for l in 0..LANES {
-                    let left = low[l] <= last_before;
-                    not_before[l] += u32::from(left);
-                    undecided[l] |= u32::from(left & (high[l] >= last_at));
-                }
+            if highest < last_at {
+                continue;
             }
-            *before += BLOCK as u32 - not_before.iter().sum::<u32>();
-            if undecided.iter().fold(0, |any, x| any | x) != 0 {
+            let (mut not_before, mut undecided) = (0, 0);
+            for i in 0..BLOCK {
+                let left = bounds.low[i] <= last_before;
+                not_before += u32::from(left);
+                undecided |= u32::from(left & (bounds.high[i] >= last_at));
+            }
+            *before += BLOCK as u32 - not_before;
+            if undecided != 0 {
                 any = 1;
                 for i in 0..BLOCK {
                     is_open[i] |= u32::from((bounds.low[i] <= last_before) & (bounds.high[i] >= last_at));

@@ -1,0 +1,166 @@
+r"""The frame of a loss: what it is called with, its distance, its reducer and its regulariser.
+
+embeddings, labels -- checked --> compute_loss -> terms -------> reducer --> value
+                                                    \             (+)        in the type of the result
+                       embedding_regularizer ------> one more term, or added to the value
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from exactknn.distances import LpDistance
+from exactknn.distances.base import check_floating, result_dtype
+from exactknn.reducers import MeanReducer
+from exactknn.types import LossDict
+
+# Reducers that tell the terms of a loss apart: these get the regulariser's as well, and are used as they are. By name,
+# since pytorch-metric-learning's own serve too.
+_OF_TERMS = {"MultipleReducers", "DoNothingReducer"}
+
+
+class BaseMetricLossFunction(torch.nn.Module):
+    """Base of the losses; a subclass gives ``compute_loss``.
+
+    Args:
+        distance: used as it is. ``None``: what ``default_distance`` returns.
+        reducer: copied, but for ``MultipleReducers`` and ``DoNothingReducer``. Reducers of pytorch-metric-learning work
+            too. ``None``: what ``default_reducer`` returns.
+        embedding_regularizer: from the embeddings to a scalar that is added to the loss.
+        embedding_reg_weight: what that scalar is multiplied by.
+        collect_stats: taken for compatibility; distances and reducers have statistics of their own.
+    """
+
+    def __init__(
+        self,
+        *,
+        distance: Callable[..., Tensor] | None = None,
+        reducer: Callable[[LossDict, Tensor, Tensor | None], Any] | None = None,
+        embedding_regularizer: Callable[[Tensor], Any] | None = None,
+        embedding_reg_weight: float = 1,
+        collect_stats: bool | None = None,
+    ) -> None:
+        super().__init__()
+        self.distance = self.get_default_distance() if distance is None else distance
+        if reducer is None:
+            self.reducer = self.get_default_reducer()
+        else:
+            self.reducer = reducer if _takes_all_terms(reducer) else copy.deepcopy(reducer)
+        self.embedding_regularizer = embedding_regularizer
+        self.embedding_reg_weight = embedding_reg_weight
+        self.collect_stats = bool(collect_stats)
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor | None = None,
+        indices_tuple: tuple[Tensor, ...] | None = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+    ) -> Any:
+        """The loss of a batch.
+
+        Args:
+            embeddings: ``(n, d)``, floating. float16 and bfloat16 are computed in float32.
+            labels: ``(n,)``, of any type and on any device.
+            indices_tuple: pairs or triplets, for losses that take them.
+            ref_emb: other embeddings to compare with, for losses that take them.
+            ref_labels: the labels of those.
+
+        Returns:
+            A scalar in the type of the embeddings, or whatever else the reducer returns. Half types give float32 for
+            a distance that does not normalise, whose values they may not be able to hold. A batch without rows
+            gives 0.
+
+        Raises:
+            TypeError: embeddings or labels that are no tensors.
+            ValueError: wrong shape or type of embeddings or labels, or an argument that the loss does not take.
+        """
+        terms = self.loss_terms(embeddings, labels, indices_tuple, ref_emb, ref_labels)
+        if labels is not None:
+            labels = labels.to(embeddings.device)
+        if _takes_all_terms(self.reducer):
+            value = self.reducer(terms, embeddings, labels)
+        else:
+            regularization = terms.pop("embedding_reg_loss", None)
+            # Reducers of pytorch-metric-learning take exactly one term.
+            value = self.reducer(terms, embeddings, labels) if terms else embeddings[:0].sum()
+            if regularization is not None:
+                value = value + regularization["losses"]
+        normalized = bool(getattr(self.distance, "normalize_embeddings", False))
+        return value.to(result_dtype(embeddings.dtype, normalized)) if isinstance(value, Tensor) else value
+
+    def loss_terms(
+        self,
+        embeddings: Tensor,
+        labels: Tensor | None = None,
+        indices_tuple: tuple[Tensor, ...] | None = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+    ) -> LossDict:
+        """What the reducer would get, after the same checks as in a call.
+
+        Returns:
+            The terms of ``compute_loss``, and ``embedding_reg_loss`` where there is a regulariser. Half types have
+            their losses in float32.
+        """
+        self._check(embeddings, labels)
+        if labels is not None:
+            labels = labels.to(embeddings.device)
+        terms = self.compute_loss(embeddings, labels, indices_tuple, ref_emb, ref_labels)
+        if self.embedding_regularizer is not None and len(embeddings):
+            value = self.embedding_regularizer(embeddings) * self.embedding_reg_weight
+            terms["embedding_reg_loss"] = {"losses": value, "indices": None, "reduction_type": "already_reduced"}
+        return terms
+
+    def compute_loss(
+        self,
+        embeddings: Tensor,
+        labels: Tensor | None,
+        indices_tuple: tuple[Tensor, ...] | None,
+        ref_emb: Tensor | None,
+        ref_labels: Tensor | None,
+    ) -> LossDict:
+        """Hook: the terms of a checked batch; ``{}`` for a loss of 0."""
+        raise NotImplementedError
+
+    def default_distance(self) -> Callable[..., Tensor]:
+        """Hook: the distance where none is given; here the Euclidean one of normalised rows."""
+        return LpDistance()
+
+    def default_reducer(self) -> Callable[..., Any]:
+        """Hook: the reducer where none is given; here the mean."""
+        return MeanReducer()
+
+    def get_default_distance(self) -> Callable[..., Tensor]:
+        """The older name of ``default_distance``, for subclasses that have it."""
+        return self.default_distance()
+
+    def get_default_reducer(self) -> Callable[..., Any]:
+        """The older name of ``default_reducer``, for subclasses that have it."""
+        return self.default_reducer()
+
+    def _check(self, embeddings: Tensor, labels: Tensor | None) -> None:
+        for name, value in (("embeddings", embeddings), ("labels", labels)):
+            if not isinstance(value, Tensor) and not (name == "labels" and value is None):
+                raise TypeError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
+        check_floating(embeddings, "embeddings")
+        # Distances may take other shapes than the usual.
+        check_shapes = getattr(self.distance, "check_shapes", None)
+        if check_shapes is not None:
+            check_shapes(embeddings, None)
+        elif embeddings.ndim != 2:
+            raise ValueError(f"embeddings must be 2-D (rows, dimensions), got shape {tuple(embeddings.shape)}")
+        if labels is not None and tuple(labels.shape) != (len(embeddings),):
+            raise ValueError(
+                f"labels must be 1-D, one for each of the {len(embeddings)} embeddings, got shape {tuple(labels.shape)}"
+            )
+
+
+def _takes_all_terms(reducer: object) -> bool:
+    return not _OF_TERMS.isdisjoint(kind.__name__ for kind in type(reducer).__mro__)

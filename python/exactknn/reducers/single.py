@@ -1,0 +1,144 @@
+"""Reducers of one list of losses to a number."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from exactknn.reducers.base import BaseReducer, kind_of
+from exactknn.types import LossTerm
+
+
+class MeanReducer(BaseReducer):
+    """The mean of the losses; 0 without any."""
+
+    def element_reduction(self, losses: Tensor, *args: Any, **options: Any) -> Tensor:
+        """The mean."""
+        return torch.mean(losses)
+
+
+class SumReducer(BaseReducer):
+    """The sum of the losses."""
+
+    def element_reduction(self, losses: Tensor, *args: Any, **options: Any) -> Tensor:
+        """The sum."""
+        return torch.sum(losses)
+
+
+class ThresholdReducer(BaseReducer):
+    """The mean of the losses with ``low < loss < high``; 0 where there is none.
+
+    Args:
+        low: lower bound, itself excluded. ``None``: no such bound.
+        high: upper bound, itself excluded. ``None``: no such bound.
+        collect_stats: also record ``num_past_filter``, ``num_above_low`` and ``num_below_high``; see ``BaseReducer``.
+
+    Raises:
+        ValueError: neither bound is given.
+    """
+
+    num_past_filter: int
+    num_above_low: int
+    num_below_high: int
+
+    def __init__(self, low: float | None = None, high: float | None = None, collect_stats: bool | None = None) -> None:
+        if low is None and high is None:
+            raise ValueError("low or high must be given, got None for both")
+        super().__init__(collect_stats=collect_stats)
+        self.low = low
+        self.high = high
+
+    def element_reduction(
+        self, losses: Tensor, loss_indices: Tensor, embeddings: Tensor, labels: Tensor | None, **options: Any
+    ) -> Tensor:
+        """The mean of the losses between the bounds."""
+        above = torch.ones_like(losses, dtype=torch.bool) if self.low is None else losses > self.low
+        below = torch.ones_like(above) if self.high is None else losses < self.high
+        between = above & below
+        chosen = losses[between]
+        if self.collect_stats:
+            self.num_past_filter += len(chosen)
+            self.num_above_low += int(above.sum())
+            self.num_below_high += int(below.sum())
+        # Without a branch on values, which torch.compile could not follow.
+        return torch.where(between.any(), chosen.mean(), self.zero_loss(embeddings).to(losses.dtype))
+
+    def reset_stats(self) -> None:
+        """Set what is recorded to 0, if it is recorded."""
+        super().reset_stats()
+        if self.collect_stats:
+            self.num_past_filter = self.num_above_low = self.num_below_high = 0
+
+    def extra_repr(self) -> str:
+        """The bounds, for ``repr``."""
+        return f"low={self.low}, high={self.high}"
+
+
+class AvgNonZeroReducer(ThresholdReducer):
+    """The mean of the losses above 0; 0 where there is none."""
+
+    def __init__(self, collect_stats: bool | None = None) -> None:
+        super().__init__(low=0, collect_stats=collect_stats)
+
+
+class ClassWeightedReducer(BaseReducer):
+    """The mean of the losses, each times the weight of its row's class (its anchor's, for pairs and triplets).
+
+    The sum is divided by the number of losses, not by the sum of the weights.
+
+    Args:
+        weights: ``(number of classes,)``: labels are places in it.
+        collect_stats: see ``BaseReducer``.
+    """
+
+    weights: Tensor
+
+    def __init__(self, weights: Tensor | list[float], collect_stats: bool | None = None) -> None:
+        super().__init__(collect_stats=collect_stats)
+        # Not part of the state: a loss with this reducer can be loaded where it was saved with another.
+        self.register_buffer("weights", torch.as_tensor(weights), persistent=False)
+
+    def element_reduction(
+        self, losses: Tensor, loss_indices: Tensor, embeddings: Tensor, labels: Tensor | None, **options: Any
+    ) -> Tensor:
+        """The mean of the weighted losses.
+
+        Raises:
+            ValueError: labels that are missing or no whole numbers.
+        """
+        if labels is None or labels.is_floating_point():
+            given = None if labels is None else labels.dtype
+            raise ValueError(f"labels must be the whole numbers of classes for ClassWeightedReducer, got {given}")
+        classes = labels.to(losses.device)[loss_indices.to(losses.device)].long()
+        return torch.mean(losses * self.weights.to(losses.device, losses.dtype)[classes])
+
+
+class DivisorReducer(BaseReducer):
+    """The sum of the losses over the term's ``divisor``; 0 where that is 0.
+
+    Terms that are reduced already need no divisor and are not divided.
+    """
+
+    def reduce_term(self, name: str, term: LossTerm, embeddings: Tensor, labels: Tensor | None) -> Tensor:
+        """The value of one term.
+
+        Raises:
+            KeyError: the divisor is missing.
+        """
+        if kind_of(name, term) == "already_reduced":
+            return self.reduce_the_loss(name, term, embeddings, labels)
+        return self.reduce_the_loss(name, term, embeddings, labels, divisor=term["divisor"])
+
+    def element_reduction(
+        self, losses: Tensor, loss_indices: Tensor, embeddings: Tensor, labels: Tensor | None, **options: Any
+    ) -> Tensor:
+        """The sum over ``divisor``."""
+        divisor = options["divisor"]
+        if divisor == 0:
+            return self.zero_loss(embeddings).to(losses.dtype)
+        value: Tensor = losses.sum() / divisor
+        if losses.dtype == torch.float16:  # the sum may be out of range where the quotient is not
+            value = torch.where(value.isfinite(), value, (losses.float().sum() / divisor).to(losses.dtype))
+        return value.to(losses.dtype)
