@@ -206,7 +206,19 @@ def read_labels(path: str) -> Array:
     if labels.dtype.kind == "f" and np.isnan(labels).any():
         row = int(np.flatnonzero(np.isnan(labels))[0])
         raise FileError(f"{path}: the label of row {row} is NaN, which equals no label, not even itself")
+    if labels.dtype.kind == "U":
+        _check_characters(labels, path)
     return labels
+
+
+def _check_characters(labels: Array, path: str) -> None:
+    """Refuse text of a NumPy file that no text file could hold, and that cannot be written again."""
+    codes = np.ascontiguousarray(labels, dtype=labels.dtype.newbyteorder("=")).view(np.uint32)
+    bad = ((codes >= 0xD800) & (codes <= 0xDFFF)) | (codes > 0x10FFFF)
+    if bad.any():
+        first = int(np.flatnonzero(bad)[0])
+        row = first // (len(codes) // len(labels))
+        raise FileError(f"{path}: the label of row {row} holds {codes[first]:#x}, which is no character")
 
 
 def source_of(path: str) -> Path:

@@ -29,6 +29,10 @@ CONFUSIONS = 15
 
 _LONE = "lone: queries without a reference of their class; they are left out of every metric"
 _BINS = 50
+# An axis is no narrower than this share of the values on it, or their texts would be one; nor than a width of which
+# float64 has no fifth.
+_NARROWEST = 1e-5
+_SMALLEST = 1e-300
 _LABEL_LENGTH = 60
 
 
@@ -556,7 +560,11 @@ def _span(kinds: Sequence[Floats]) -> tuple[float, float]:
         reach = 4 * (third - first)
         ends.append((max(least, first - reach), min(most, third + reach)))
     low, high = float(min(end[0] for end in ends)), float(max(end[1] for end in ends))
-    return (low, high) if low < high else (low - 0.5, high + 0.5)
+    size = max(abs(low), abs(high))
+    if high - low > max(_NARROWEST * size, _SMALLEST):
+        return low, high
+    reach = size / 2 if size > _SMALLEST else 0.5
+    return low - reach, high + reach
 
 
 def _histogram(title: str, axis: str, kinds: Sequence[tuple[str, PairSample, str]], low: float, high: float) -> str:

@@ -391,9 +391,11 @@ def mean_of(values: Floats) -> float:
     counted = values[~np.isnan(values)]
     if not len(counted):
         return math.nan
-    if np.isinf(counted).any():  # which the sum below refuses where both signs meet
-        return float(sum({float(value) for value in counted[np.isinf(counted)]}))
-    return math.fsum(counted) / len(counted)
+    try:
+        return math.fsum(counted) / len(counted)
+    except (OverflowError, ValueError):  # a sum beyond float64, infinities of both signs
+        with np.errstate(all="ignore"):
+            return float(counted.mean())
 
 
 def class_means(values: Floats, classes: Ints, number: int) -> Floats:

@@ -194,6 +194,14 @@ def _run(argv: Sequence[str] | None) -> int:
     return command(arguments)
 
 
+def _say(message: str) -> None:
+    """Print a line with a path in it, which stdout may be unable to encode."""
+    try:
+        print(message)
+    except UnicodeEncodeError:
+        print(message.encode("ascii", "backslashreplace").decode())
+
+
 def _complain(message: str) -> None:
     if sys.stderr is None:  # closed by the caller; print would fall back to stdout
         return
@@ -375,7 +383,7 @@ def _search(arguments: argparse.Namespace) -> int:
         raise CommandError(str(error)) from error
     rows, columns = indices.shape
     for output in outputs:
-        print(f"wrote {output.path}: {rows} queries, {columns} neighbours each")
+        _say(f"wrote {output.path}: {rows} queries, {columns} neighbours each")
     return 0
 
 
@@ -534,7 +542,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     print(_report.as_json(task, scores) if arguments.json else _report.as_table(task, scores))
     if not arguments.json:
         for output in outputs:
-            print(f"wrote {output.path}")
+            _say(f"wrote {output.path}")
     return 0
 
 
@@ -575,7 +583,8 @@ def _task(arguments: argparse.Namespace) -> Task:
     try:
         return _evaluate.Task.of(rows, labels, reference_labels, arguments.distance, arguments.p)
     except ValueError as error:
-        raise CommandError(f"{arguments.labels}, {arguments.reference_labels}: {error}") from error
+        files = [path for path in (arguments.labels, arguments.reference_labels) if path is not None]
+        raise CommandError(f"{', '.join(files)}: {error}") from error
 
 
 def _labels(path: str, option: str, vectors: VectorFile) -> Any:

@@ -60,13 +60,6 @@ class Relevance(Protocol):
         ...
 
 
-def _array(labels: Tensor) -> np.ndarray[Any, Any]:
-    """Labels as NumPy has them, which knows no bfloat16."""
-    wide = labels.float() if labels.dtype == torch.bfloat16 else labels
-    array: np.ndarray[Any, Any] = wide.cpu().numpy()
-    return array
-
-
 class Codes:
     """Relevant is what has an equal label."""
 
@@ -76,7 +69,7 @@ class Codes:
                 row = int((labels != labels).nonzero()[0])
                 raise ValueError(f"{name} must not be NaN, which equals nothing, got it in row {row}")
         self._classes = classes
-        known, wanted = _array(classes.labels), _array(reference_labels)
+        known, wanted = classes.labels.cpu().numpy(), reference_labels.cpu().numpy()
         places = np.searchsorted(known, wanted)
         places[places == len(known)] = 0
         self._reference_codes = np.where(known[places] == wanted, places, -1)
@@ -110,11 +103,13 @@ class Compared:
         self._reference_labels = reference_labels
         self._comparison = comparison
         m, step = len(reference_labels), max(1, _retrieval.BLOCK_ELEMENTS // max(len(reference_labels), 1))
-        counts = torch.zeros(len(classes), dtype=torch.int64)
+        counts = torch.zeros(len(classes), dtype=torch.int64, device="cpu")
         for start in range(0, len(classes), step):
             block = classes.labels[start : start + step]
             counts[start : start + step] = self._compare(block.unsqueeze(1), reference_labels, (len(block), m)).sum(1)
-        own = self._compare(classes.labels, classes.labels, (len(classes),)) if own_included else torch.zeros(1)
+        own = torch.zeros(1, device="cpu")
+        if own_included:
+            own = self._compare(classes.labels, classes.labels, (len(classes),))
         self.match_counts = counts.to(query_labels.device)
         # A comparison that does not match a label with itself has not counted the own row either.
         self.relevant_counts = (counts - own.to(torch.int64)).numpy()[classes.codes]

@@ -28,6 +28,7 @@ from torch import Tensor
 from exactknn import _arrays, _retrieval
 from exactknn._retrieval import BUILT_IN, Floats, Hits, Ints, Metric
 from exactknn.distances import LpDistance
+from exactknn.distances.base import autocast_off
 from exactknn.evaluation import knn as _knn
 from exactknn.evaluation._relevance import Classes, Codes, Compared, Relevance, codes_among
 from exactknn.evaluation.knn import CustomKNN, RustKNN
@@ -425,8 +426,8 @@ class AccuracyCalculator:
             ModuleNotFoundError: clusters are wanted without scikit-learn.
         """
         self.check_primary_metrics(include, exclude)
-        names = self._narrowed(include, exclude)
-        self._current = names
+        # Another thread may set its own selection meanwhile: this call goes on with what it has here.
+        names = self._current = self._narrowed(include, exclude)
         self._check_clustering(names)
         if (reference is None) != (reference_labels is None):
             given, missing = (
@@ -448,7 +449,7 @@ class AccuracyCalculator:
                 query_labels, reference_labels = query_labels.to(dtype), reference_labels.to(dtype)
             ref_includes_query = bool(ref_includes_query)
             _check_inputs(query, query_labels, reference, reference_labels, ref_includes_query)
-            with _knn._autocast_off(device.type):
+            with autocast_off(device.type):
                 run = _Run(self, names, query, query_labels, reference, reference_labels, ref_includes_query)
                 return run.values()
 
@@ -479,8 +480,7 @@ class _Run:
         reference_labels: Tensor,
         ref_includes_query: bool,
     ) -> None:
-        self.calculator = calculator
-        self.names = names
+        self.calculator, self.names = calculator, names
         self.query, self.query_labels = query, query_labels
         self.reference, self.reference_labels = reference, reference_labels
         self.own_included = ref_includes_query
@@ -630,9 +630,9 @@ class _Run:
             return self.query.new_empty((self.n, 0)), self.query.new_empty((self.n, 0), dtype=torch.long)
         _LOGGER.info("evaluating %d queries with k=%d, dimension %d", self.n, columns, self.query.shape[1])
         distances, indices = self.calculator.knn_func(self.query, columns, self.reference, self.own_included)
-        shape = (self.n, columns)
-        indices = _checked_indices(indices, shape, len(self.reference)).to(self.query.device)
-        return _checked_distances(distances, shape).to(self.query.device), indices
+        shape, device = (self.n, columns), self.query.device
+        indices = _checked_indices(torch.as_tensor(indices, device=device), shape, len(self.reference))
+        return _checked_distances(distances, shape, device), indices
 
     def _ranks(self, relevance: Relevance, columns: int) -> Iterator[tuple[int, int, Hits]]:
         """Ranks of the relevant references by a backend of ours, without a matrix of neighbours."""
@@ -689,14 +689,14 @@ def _check_sklearn(what: str) -> None:
 
 def _partitions(query_labels: Any, cluster_labels: Any) -> tuple[Any, Any]:
     """Labels and clusters of the queries as whole numbers: which are equal is all that counts."""
-    labels, clusters = torch.as_tensor(query_labels), torch.as_tensor(cluster_labels)
+    labels, clusters = (torch.as_tensor(part, device="cpu") for part in (query_labels, cluster_labels))
     if labels.numel() != len(labels):
         raise ValueError(f"query_labels must have one column to be compared with clusters, got {tuple(labels.shape)}")
     if clusters.numel() != len(labels):
         raise ValueError(
             f"kmeans_func must return one cluster for each of {len(labels)} rows, got shape {tuple(clusters.shape)}"
         )
-    codes = [torch.unique(part.flatten(), return_inverse=True)[1].cpu().numpy() for part in (labels, clusters)]
+    codes = [torch.unique(part.flatten(), return_inverse=True)[1].numpy() for part in (labels, clusters)]
     return codes[0], codes[1]
 
 
@@ -721,8 +721,6 @@ def _tensor(values: Any, name: str) -> Tensor:
             raise TypeError(f"{name} must be a dense tensor, got layout {values.layout}")
         if values.is_complex():
             raise TypeError(f"{name} must hold real numbers, got {values.dtype}")
-        if values.dtype == torch.uint64 and bool((values.view(torch.int64) < 0).any()):
-            raise ValueError(f"{name} must fit into 64-bit integers with a sign, got one beyond")
         return values.detach().resolve_neg()
     if isinstance(values, np.ma.MaskedArray):
         raise TypeError(f"{name} must not be a masked array: masked entries have no value")
@@ -739,8 +737,8 @@ def _tensor(values: Any, name: str) -> Tensor:
             raise ValueError(f"{name} must fit into 64-bit integers with a sign, got {int(array.max())}")
         array = array.astype(np.int64)
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
-    if not array.flags.writeable or any(stride < 0 for stride in array.strides):
-        array = array.copy()  # torch shares neither
+    if not array.flags.writeable or any(stride < 0 or stride % array.itemsize for stride in array.strides):
+        array = array.copy()  # torch shares none of these
     return torch.from_numpy(array)
 
 
@@ -752,7 +750,14 @@ def _embeddings(values: Any, name: str, device: torch.device | None) -> Tensor:
 
 def _labels(values: Any, name: str, device: torch.device) -> Tensor:
     labels = _tensor(values, name).to(device)
-    return labels if labels.is_floating_point() else labels.long()
+    if labels.is_floating_point():
+        # float32 holds every label of a narrower type, some of which NumPy lacks.
+        return labels if labels.dtype in (torch.float32, torch.float64) else labels.float()
+    whole = labels.long()
+    if labels.dtype == torch.uint64 and bool((whole < 0).any()):
+        row = int((whole < 0).nonzero()[0, 0])
+        raise ValueError(f"{name} must fit into 64-bit integers with a sign, got {labels[row].tolist()} in row {row}")
+    return whole
 
 
 def _common_label_dtype(query_labels: Tensor, reference_labels: Tensor) -> torch.dtype:
@@ -816,9 +821,9 @@ def _check_own_rows(query: Tensor, query_labels: Tensor, reference: Tensor, refe
         )
 
 
-def _checked_distances(distances: Any, shape: tuple[int, int]) -> Tensor:
+def _checked_distances(distances: Any, shape: tuple[int, int], device: torch.device) -> Tensor:
     try:
-        values = torch.as_tensor(distances)
+        values = torch.as_tensor(distances, device=device)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(
             f"knn_func must return a tensor or array of distances, got {type(distances).__name__}"
@@ -828,8 +833,7 @@ def _checked_distances(distances: Any, shape: tuple[int, int]) -> Tensor:
     return values
 
 
-def _checked_indices(indices: Any, shape: tuple[int, int], m: int) -> Tensor:
-    rows = torch.as_tensor(indices)
+def _checked_indices(rows: Tensor, shape: tuple[int, int], m: int) -> Tensor:
     if tuple(rows.shape) != shape:
         raise ValueError(f"knn_func must return indices of shape {shape}, got {tuple(rows.shape)}")
     if rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool:

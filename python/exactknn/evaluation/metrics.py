@@ -203,7 +203,7 @@ class _VoteIsRight:
         labels, relevance = _given(inputs, "knn_labels"), _given(inputs, "relevance")
         n, k = relevance.shape
         if k == 0:
-            return torch.zeros(n, dtype=torch.float64)
+            return torch.zeros(n, dtype=torch.float64, device="cpu")
         classes = Classes(labels.reshape(n * k, *labels.shape[2:])).codes.reshape(n, k)
         weighted = self.vote.temperature is not None
         distances = _given(inputs, "knn_distances").cpu().double().numpy() if weighted else None
@@ -220,8 +220,8 @@ class _Ndcg:
         reference = inputs.reference_labels
         n, m = len(query), len(reference)
         k = min(neighbours.shape[1], m - int(inputs.ref_includes_query)) if m else 0
-        discount = 1.0 / torch.log2(torch.arange(2, k + 2, dtype=torch.float64))
-        ndcg = torch.full((n,), math.nan, dtype=torch.float64)
+        discount = 1.0 / torch.log2(torch.arange(2, k + 2, dtype=torch.float64, device="cpu"))
+        ndcg = torch.full((n,), math.nan, dtype=torch.float64, device="cpu")
         step = max(1, _retrieval.BLOCK_ELEMENTS // max(m, 1))
         for start in range(0, n, step):
             stop = min(start + step, n)
@@ -229,7 +229,7 @@ class _Ndcg:
             found = self._gains(rows, neighbours[start:stop, :k], (stop - start, k))
             gains = self._gains(rows, reference.unsqueeze(0), (stop - start, m))
             if inputs.ref_includes_query:
-                own = torch.arange(start, stop).unsqueeze(1)
+                own = torch.arange(start, stop, device="cpu").unsqueeze(1)
                 gains = gains.scatter(1, own, -1.0)  # behind every other
             best = torch.topk(gains, k, dim=1).values
             ideal = (best * discount).sum(dim=1)
