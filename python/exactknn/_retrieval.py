@@ -36,6 +36,8 @@ _FEW_NEIGHBOURS = 128
 # Ranks handed out together by the core (32 MiB), and elements of a mask made at once.
 _BLOCK_RANKS = 1 << 22
 BLOCK_ELEMENTS = 1 << 22
+# Votes counted together, each of some 200 bytes on the way.
+VOTES_AT_ONCE = 1 << 19
 
 
 @dataclass(frozen=True)
@@ -249,7 +251,7 @@ class Vote:
             values: distances or similarities of these neighbours, ``(n, c)``; not looked at where votes are equal.
         """
         columns = np.empty(len(classes), np.int64)
-        step = max(1, BLOCK_ELEMENTS // classes.shape[1])
+        step = max(1, VOTES_AT_ONCE // classes.shape[1])
         for start in range(0, len(classes), step):
             part = slice(start, start + step), slice(self.k)
             weights = None if self.temperature is None or values is None else _weights(values[part], self.temperature)

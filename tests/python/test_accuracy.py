@@ -577,6 +577,7 @@ def test_blocks_of_any_size_give_the_same(monkeypatch, comparison, by_rank, back
         wanted = calculator.get_accuracy(*arguments)
         for size in (1, 17, 200):
             monkeypatch.setattr(_retrieval, "BLOCK_ELEMENTS", size)
+            monkeypatch.setattr(_retrieval, "VOTES_AT_ONCE", size)
             monkeypatch.setattr(_retrieval, "_BLOCK_RANKS", size)
             assert calculator.get_accuracy(*arguments) == wanted
 
@@ -1293,6 +1294,15 @@ def test_votes_at_infinite_distance_weigh_the_same(knn_func):
     query, reference = column(1e30), column(-1e30, -1.1e30, -1.2e30)
     calculator = AccuracyCalculator(include=("knn_softmax_accuracy_at_3",), knn_func=knn_func)
     assert calculator.get_accuracy(query, [1], reference, [0, 1, 1]) == {"knn_softmax_accuracy_at_3": 1.0}
+
+
+@pytest.mark.parametrize("at_once", [1, 40, 1000])
+def test_votes_counted_in_parts(monkeypatch, at_once):
+    monkeypatch.setattr(_retrieval, "VOTES_AT_ONCE", at_once)
+    embeddings, labels = column(*range(12)), tensor([7, 7, 5, 5, 5, 7, 3, 3, 7, 3, 9, 3])
+    found = AccuracyCalculator(include=("knn_accuracy_at_4",)).get_accuracy(embeddings, labels)
+    # Rows 3, 4, 7, 9 and 11 of the eleven that are not lone; row 2 loses to the nearer of two classes with two votes.
+    assert found["knn_accuracy_at_4"] == 5 / 11
 
 
 @pytest.mark.parametrize(("values", "mean"), [((1e308, 1e308), math.inf), ((-math.inf, math.inf), NAN)])

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -204,11 +205,16 @@ class _VoteIsRight:
         n, k = relevance.shape
         if k == 0:
             return torch.zeros(n, dtype=torch.float64, device="cpu")
-        classes = Classes(labels.reshape(n * k, *labels.shape[2:])).codes.reshape(n, k)
-        weighted = self.vote.temperature is not None
-        distances = _given(inputs, "knn_distances").cpu().double().numpy() if weighted else None
-        winners = torch.from_numpy(self.vote.winners(classes, distances))
-        return relevance.cpu().gather(1, winners.unsqueeze(1)).squeeze(1).double()
+        distances = None if self.vote.temperature is None else _given(inputs, "knn_distances")
+        winners = np.empty(n, np.int64)
+        step = max(1, _retrieval.VOTES_AT_ONCE // k)
+        for start in range(0, n, step):
+            part = slice(start, start + step)
+            # Numbered within a block: classes are compared within a row only.
+            classes = Classes(labels[part].reshape(-1, *labels.shape[2:])).codes.reshape(-1, k)
+            values = None if distances is None else distances[part].cpu().double().numpy()
+            winners[part] = self.vote.winners(classes, values)
+        return relevance.cpu().gather(1, torch.from_numpy(winners).unsqueeze(1)).squeeze(1).double()
 
 
 @dataclass(frozen=True)
