@@ -2,9 +2,9 @@
 
     embeddings, labels --Task.of--> Task: rows, and the class of each as a number
     Task, metrics, k --> how many neighbours each metric looks at
-        few, or most of them relevant --_neighbour_blocks--> neighbours --> Hits --+--> one value per query and metric
-        else --------------------------blocks_of_ranks-----> ranks ------> Hits --+--> counts by rank, for curves
-        neighbours --> classes ------------------------------------------------------> votes, nearest class
+        few, or fewer than are relevant --_neighbour_blocks--> neighbours --> Hits --+--> one value per query and metric
+        else ----------------------------blocks_of_ranks-----> ranks ------> Hits --+--> counts by rank, for curves
+        neighbours --> classes ----------------------------------------------------> votes, nearest class
     Task --pair_sample--> distances of same-class and of other-class pairs
 
 The queries pass in blocks, so memory grows neither with queries x references nor with queries x neighbours.
@@ -32,12 +32,6 @@ CURVE_NEIGHBOURS = 100
 PAIRS_AT_MOST = 100_000
 """Pairs of either kind that are measured; of more, so many are drawn."""
 
-# The neighbours themselves cost less than the ranks of the relevant references where so few are wanted, or where more
-# than one reference in so many is relevant.
-_FEW_NEIGHBOURS = 128
-_DENSE = 10
-# Votes by name, each followed by _at_<k>, and the temperature of their weights.
-_VOTES = {"knn_accuracy": None, "knn_softmax_accuracy": 0.07}
 _SEED = 0
 # Sums of a few values up to here are finite.
 _LARGEST_DRAWN = 1e300
@@ -152,7 +146,7 @@ def first_row_not_finite(rows: Array) -> int | None:
 
 def known_metrics() -> tuple[str, ...]:
     """Names that `evaluate` takes; ``<k>`` stands for a number of at least 1."""
-    return (*_retrieval.BUILT_IN, *_retrieval.AT_K_NAMES, *(f"{name}_at_<k>" for name in _VOTES))
+    return (*_retrieval.BUILT_IN, *_retrieval.NUMBERED_NAMES)
 
 
 def check_metrics(names: Sequence[str]) -> None:
@@ -162,39 +156,8 @@ def check_metrics(names: Sequence[str]) -> None:
         ValueError: the text lists the known ones.
     """
     for name in names:
-        if _retrieval.metric_named(name) is None and _Vote.named(name) is None:
+        if not _retrieval.is_name(name):
             raise ValueError(f"unknown metric {name!r}; known: {', '.join(known_metrics())}")
-
-
-@dataclass(frozen=True)
-class _Vote:
-    """Whether the class that wins the vote of the first ``k`` neighbours is the query's own."""
-
-    k: int
-    temperature: float | None
-    """Of the weights ``exp(similarity / temperature)``, a distance being a negative similarity; ``None``: all equal."""
-
-    @classmethod
-    def named(cls, name: str) -> _Vote | None:
-        parts = _retrieval.numbered(name)
-        return None if parts is None or parts[0] not in _VOTES else cls(parts[1], _VOTES[parts[0]])
-
-    def winners(self, neighbours: _Neighbours) -> Ints:
-        """The winning class of each query, ``(n,)``."""
-        classes, values = neighbours.classes[:, : self.k], neighbours.values[:, : self.k]
-        weights = None
-        if self.temperature is not None:
-            # Nearest first, whichever way the values run; only how far they are behind the nearest counts.
-            wide = values.astype(np.float64)
-            with np.errstate(invalid="ignore", over="ignore"):
-                behind = np.where(wide == wide[:, :1], 0.0, np.abs(wide - wide[:, :1]))  # infinite ones are equal
-                weights = np.exp(-behind / self.temperature)
-        columns = np.empty(len(classes), np.int64)
-        step = max(1, BLOCK_ELEMENTS // classes.shape[1])
-        for start in range(0, len(classes), step):
-            part = slice(start, start + step)
-            columns[part] = _retrieval.vote(classes[part], None if weights is None else weights[part])
-        return np.take_along_axis(classes, columns[:, None], axis=1)[:, 0]
 
 
 @dataclass(frozen=True)
@@ -241,10 +204,7 @@ class Evaluation:
         """Metrics that look at as many neighbours as there are relevant references, where ``k`` is below that."""
         if self.k >= self.relevant_counts.max(initial=0):
             return []
-        return [name for name in self.values if name in _UP_TO_RELEVANT]
-
-
-_UP_TO_RELEVANT = tuple(name for name, metric in _retrieval.BUILT_IN.items() if metric.up_to_relevant)
+        return [name for name in self.values if name in _retrieval.UP_TO_RELEVANT]
 
 
 def evaluate(
@@ -293,22 +253,18 @@ class _Gathering:
         self.resolved = resolved
         self.values = {name: np.full(n, np.nan) for name in metrics}
         self.ranked = {name: metric for name in metrics if (metric := _retrieval.metric_named(name)) is not None}
-        self.votes = {name: vote for name in metrics if (vote := _Vote.named(name)) is not None}
+        self.votes = {name: vote for name in metrics if (vote := _retrieval.vote_named(name)) is not None}
         curve = min(CURVE_NEIGHBOURS, task.candidates) if details else 0
         self.details = Details(np.zeros(curve, np.int64), np.zeros(curve, np.int64), np.full(n, -1, np.int64))
-        wanted = [
-            metric.neighbours or (min(resolved, most) if metric.up_to_relevant else resolved)
-            for metric in self.ranked.values()
-        ]
-        self.depth = min(max([curve, *wanted]), task.candidates)
+        wanted = [metric.depth(resolved, most, task.candidates) for metric in self.ranked.values()]
+        self.depth = max([curve, *wanted])
         """Neighbours whose relevance is wanted."""
         self.classes_wanted = min(max([int(details), *(vote.k for vote in self.votes.values())]), task.candidates)
         """Neighbours whose classes are wanted."""
 
     def take_hits(self, start: int, stop: int, hits: Hits) -> None:
-        limited = hits.first(self.resolved)
-        for name, metric in self.ranked.items():
-            self.values[name][start:stop] = metric.values(limited if metric.neighbours is None else hits)
+        for name, values in _retrieval.values_of(self.ranked, hits, self.resolved).items():
+            self.values[name][start:stop] = values
         curve = len(self.details.first_at)
         if curve:
             first = hits.first_rank
@@ -323,13 +279,14 @@ class _Gathering:
         counted = self.relevant_counts[start:stop] > 0
         self.details.nearest_class[start:stop] = neighbours.classes[:, 0]
         for name, vote in self.votes.items():
-            self.values[name][start:stop] = np.where(counted, vote.winners(neighbours) == own, np.nan)
+            columns = vote.winners(neighbours.classes, neighbours.values)
+            winners = np.take_along_axis(neighbours.classes, columns[:, None], axis=1)[:, 0]
+            self.values[name][start:stop] = np.where(counted, winners == own, np.nan)
 
 
 def _search(gathering: _Gathering, groups: Groups, num_threads: int | None, progress: Report | None) -> None:
     task, counts = gathering.task, gathering.relevant_counts
-    dense = int(counts.sum()) * _DENSE > len(counts) * task.candidates
-    by_rank = gathering.depth > _FEW_NEIGHBOURS and not dense
+    by_rank = _retrieval.ranks_pay(gathering.depth, counts)
     columns = gathering.classes_wanted if by_rank else max(gathering.depth, gathering.classes_wanted)
     stages = _Stages(progress, number=int(by_rank) + int(columns > 0))
     if by_rank:

@@ -1,8 +1,8 @@
 """Retrieval metrics from the ranks of the relevant references. NumPy only.
 
-    query and reference labels ──relevant_groups──> Groups: the references that are relevant to each query
+    query and reference labels ──Groups.of_codes──> Groups: the references that are relevant to each query
     a backend's neighbours, relevant or not ──Hits.from_relevance──┐
-    ranks from the core, without neighbours ─────────────Hits─────┴──> Hits ──METRICS──> one value per query
+    ranks from the core, without neighbours ─────────────Hits─────┴──> Hits ──Metric───> one value per query
     one value per query ──mean_of, class_means──> what is reported
 
 With relevance yes or no, a ranked list is known by the ranks of its relevant rows: every metric here is a function of
@@ -14,9 +14,10 @@ Sums are formed in one order or rounded once, so that the reported values do not
 
 from __future__ import annotations
 
+import functools
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,9 +30,14 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
+# Up to here the neighbours themselves always cost less than the ranks of the relevant references.
+_FEW_NEIGHBOURS = 128
+
 # Ranks handed out together by the core (32 MiB), and elements of a mask made at once.
 _BLOCK_RANKS = 1 << 22
 BLOCK_ELEMENTS = 1 << 22
+# Votes counted together, each of some 200 bytes on the way.
+VOTES_AT_ONCE = 1 << 19
 
 
 @dataclass(frozen=True)
@@ -69,7 +75,7 @@ class Hits:
         """Relevant references among the ``k`` neighbours of each query, ``(n,)``."""
         return np.diff(self.offsets)
 
-    @property
+    @functools.cached_property
     def queries(self) -> Ints:
         """The query that each rank belongs to, ``(len(ranks),)``."""
         return np.repeat(np.arange(len(self.relevant_counts)), self.found)
@@ -78,7 +84,7 @@ class Hits:
         """Sum over the ranks of each query, in their order, ``(n,)``."""
         return np.bincount(self.queries, weights=values, minlength=len(self.relevant_counts)).astype(np.float64)
 
-    @property
+    @functools.cached_property
     def precisions(self) -> Floats:
         """Precision at each rank: the share of relevant references from the first neighbour to this one."""
         order = np.arange(len(self.ranks)) - self.offsets[self.queries] + 1
@@ -163,6 +169,24 @@ class Metric:
     up_to_relevant: bool = False
     """Whether it never looks beyond the largest number of relevant references."""
 
+    def depth(self, resolved: int, most: int, candidates: int) -> int:
+        """How many neighbours of each query must be known.
+
+        Args:
+            resolved: what the calculator's ``k`` says, at most ``candidates``.
+            most: the largest number of relevant references.
+            candidates: the references of one query, itself left out.
+        """
+        if self.neighbours is not None:
+            return min(self.neighbours, candidates)
+        return min(resolved, most) if self.up_to_relevant else resolved
+
+
+def values_of(metrics: Mapping[str, Metric], hits: Hits, resolved: int) -> dict[str, Floats]:
+    """One value per query for each metric; those without a number of their own look at ``resolved`` neighbours."""
+    limited = hits.first(resolved)
+    return {name: metric.values(limited if metric.neighbours is None else hits) for name, metric in metrics.items()}
+
 
 BUILT_IN = {
     metric.name: metric
@@ -175,6 +199,8 @@ BUILT_IN = {
     )
 }
 
+UP_TO_RELEVANT = tuple(name for name, metric in BUILT_IN.items() if metric.up_to_relevant)
+
 _AT_K: dict[str, Callable[[Hits, int], Floats]] = {
     "precision": precision_at,
     "recall": hit_rate_at,
@@ -182,7 +208,6 @@ _AT_K: dict[str, Callable[[Hits, int], Floats]] = {
     "found_fraction": found_fraction_at,
     "ndcg": ndcg_at,
 }
-AT_K_NAMES = tuple(f"{name}_at_<k>" for name in _AT_K)
 _NUMBERED = re.compile(r"([a-z_]+)_at_([1-9][0-9]{0,17})")  # any more digits would not fit 64 bits
 
 
@@ -203,16 +228,60 @@ def metric_named(name: str) -> Metric | None:
     return Metric(name, lambda hits: function(hits, k), neighbours=k)
 
 
-def vote(classes: Ints, weights: Floats | None = None) -> Ints:
-    """Column of the nearest member of the class that wins the vote of each row's neighbours.
+# Temperature of the weights by which neighbours vote; None: all weigh the same.
+_VOTES = {"knn_accuracy": None, "knn_softmax_accuracy": 0.07}
 
-    Args:
-        classes: class of each neighbour, ``(n, k)``, nearest first, ``k`` at least 1.
-        weights: weight of each vote, ``(n, k)``; ``None``: all the same.
+NUMBERED_NAMES = tuple(f"{name}_at_<k>" for name in (*_AT_K, *_VOTES))
+"""Names that need a number of at least 1 in the place of ``<k>``."""
 
-    Returns:
-        ``(n,)``; among classes with equal votes the one whose nearest member comes first.
-    """
+
+@dataclass(frozen=True)
+class Vote:
+    """The vote of the first ``k`` neighbours for the class of a query."""
+
+    k: int
+    temperature: float | None = None
+    """Of the weights ``exp(similarity / temperature)``, a distance being a negative similarity; ``None``: all equal."""
+
+    def winners(self, classes: Ints, values: npt.NDArray[Any] | None) -> Ints:
+        """Column of the nearest member of the class that wins, ``(n,)``.
+
+        Args:
+            classes: class of each neighbour, ``(n, c)``, nearest first, ``c`` at least 1; the first ``k`` vote.
+            values: distances or similarities of these neighbours, ``(n, c)``; not looked at where votes are equal.
+        """
+        columns = np.empty(len(classes), np.int64)
+        step = max(1, VOTES_AT_ONCE // classes.shape[1])
+        for start in range(0, len(classes), step):
+            part = slice(start, start + step), slice(self.k)
+            weights = None if self.temperature is None or values is None else _weights(values[part], self.temperature)
+            columns[part[0]] = _vote(classes[part], weights)
+        return columns
+
+
+def _weights(values: npt.NDArray[Any], temperature: float) -> Floats:
+    # Nearest first, whichever way the values run: only how far they are behind the nearest counts. Infinite ones are
+    # equal, and what has no distance is behind all others.
+    wide = values.astype(np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        behind = np.where(wide == wide[:, :1], 0.0, np.abs(wide - wide[:, :1])) / temperature
+    weights: Floats = np.exp(-np.where(np.isnan(behind), np.inf, behind))
+    return weights
+
+
+def vote_named(name: str) -> Vote | None:
+    """The vote of this name, such as ``knn_accuracy_at_20``; ``None`` if there is none."""
+    parts = numbered(name)
+    return None if parts is None or parts[0] not in _VOTES else Vote(parts[1], _VOTES[parts[0]])
+
+
+def is_name(name: str) -> bool:
+    """Whether a metric has this name that is computed here."""
+    return metric_named(name) is not None or vote_named(name) is not None
+
+
+def _vote(classes: Ints, weights: Floats | None) -> Ints:
+    """Column of the nearest member of the class with most votes; of classes with equal votes the nearest."""
     n, k = classes.shape
     order = np.argsort(classes, axis=1, kind="stable")
     ordered = np.take_along_axis(classes, order, axis=1)
@@ -258,6 +327,14 @@ class Groups:
     def part(self, start: int, stop: int) -> Groups:
         """The same references for the queries from ``start`` to ``stop``."""
         return Groups(self.query_group[start:stop], self.offsets, self.rows)
+
+
+def ranks_pay(depth: int, relevant_counts: Ints) -> bool:
+    """Whether the ranks of all relevant references are cheaper to get than the ``depth`` nearest of each query.
+
+    Beyond a few neighbours that is so while they are fewer numbers.
+    """
+    return depth > _FEW_NEIGHBOURS and int(relevant_counts.sum()) <= depth * len(relevant_counts)
 
 
 def ranks_of(

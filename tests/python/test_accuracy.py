@@ -2,12 +2,14 @@
 
 import copy
 import gc
+import inspect
 import logging
 import math
 import pickle
 import threading
 import weakref
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ import torch
 from torch import tensor
 
 import exactknn.evaluation.accuracy as accuracy
-import exactknn.evaluation.metrics as metrics
+from exactknn import _retrieval
 from exactknn.compat import accuracy_calculator as compat
 from exactknn.distances import CosineSimilarity, DotProductSimilarity, LpDistance, SNRDistance
 from exactknn.evaluation import (
@@ -23,7 +25,6 @@ from exactknn.evaluation import (
     CustomKNN,
     RetrievalInputs,
     RetrievalMetric,
-    RustKNN,
     knn_vote_metric,
     ndcg_metric,
     precision_at_k,
@@ -61,7 +62,7 @@ def squared(**options):
 def make(request, monkeypatch):
     """A calculator that gets its hits from neighbours, from the core's ranks, or from blocks of torch's search."""
     if request.param != "neighbours":
-        monkeypatch.setattr(accuracy, "_MOST_NEIGHBOURS", 0)
+        monkeypatch.setattr(_retrieval, "ranks_pay", lambda *_: True)
     if request.param == "torch":
         return partial(AccuracyCalculator, knn_func=squared(backend="torch", batch_size=2))
     return AccuracyCalculator
@@ -142,6 +143,21 @@ def test_a_comparison_that_never_matches_a_label_with_itself(make):
     assert per_class.per_class_labels.tolist() == [[1, 3], [1, 4], [2, 5], [2, 6]]
 
 
+def test_a_comparison_is_asked_with_the_query_label_first(make):
+    query, reference = column(0, 1), column(0.1, 0.9, 3)
+    arguments = (query, tensor([1, 2]), reference, tensor([2, 1, 5]))
+    result = make(label_comparison_fn=torch.lt).get_accuracy(*arguments)
+    check(result, (7 / 12, 1 / 4, 2 / 3, 1 / 2, 1 / 4))
+    assert all(type(value) is float for value in result.values())
+
+
+def test_class_means_of_labels_of_two_columns(make):
+    embeddings, labels = column(0, 1, 2.2, 3.5, 5.1), tensor([[1, 3], [1, 3], [1, 4], [2, 5], [2, 6]])
+    result = make(label_comparison_fn=first_and_other, avg_of_avgs=True).get_accuracy(embeddings, labels)
+    assert result["mean_average_precision"] == pytest.approx((0.5 + 5 / 6 + 0.5 + 1) / 4)
+    assert result["r_precision"] == (0 + 0.5 + 0 + 1) / 4
+
+
 def test_rows_of_two_classes_on_one_place(make):
     names = ("mean_average_precision_at_r", "precision_at_1", "r_precision")
     result = make(include=names).get_accuracy(column(5, 5, 7, 7), tensor([3, 4, 3, 4]))
@@ -185,6 +201,17 @@ def test_no_query_has_a_relevant_reference(make, caplog):
     result = per_class.get_accuracy(column(0, 1, 2), tensor([4, 5, 6]))
     check(result, ([NAN] * 3,) * 5)
     assert per_class.per_class_labels.tolist() == [4, 5, 6]
+    check(make(avg_of_avgs=True).get_accuracy(column(0, 1, 2), tensor([4, 5, 6])), (NAN,) * 5)
+    check(make(k="max_bin_count").get_accuracy(column(0, 1, 2), tensor([4, 5, 6])), (NAN,) * 5)
+    check(make(k=3).get_accuracy(column(7), tensor([4])), (NAN,) * 5)
+
+
+def test_a_reference_without_rows(make, caplog):
+    check(make().get_accuracy(column(0, 1), tensor([0, 0]), torch.empty(0, 1), torch.empty(0)), (NAN,) * 5)
+    compared = make(label_comparison_fn=first_and_other)
+    result = compared.get_accuracy(column(0), tensor([[0, 1]]), torch.empty(0, 1), torch.empty(0, 2))
+    check(result, (NAN,) * 5)
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
 
 
 def test_a_perfect_list_of_two_among_ten_relevant_references():
@@ -204,9 +231,9 @@ def test_more_neighbours_asked_for_than_there_are_references():
     assert all(0 <= value <= 1 for value in capped.values())
 
 
-@pytest.mark.parametrize("most", [0, 100])
-def test_tied_references_count_in_the_order_of_their_rows(monkeypatch, most):
-    monkeypatch.setattr(accuracy, "_MOST_NEIGHBOURS", most)
+@pytest.mark.parametrize("by_rank", [True, False])
+def test_tied_references_count_in_the_order_of_their_rows(monkeypatch, by_rank):
+    monkeypatch.setattr(_retrieval, "ranks_pay", lambda *_: by_rank)
     # Forty references at one place, one of them relevant: it has the rank of its row.
     names = ("mean_average_precision", "mean_reciprocal_rank", "recall_at_1")
     query, reference = torch.ones(1, 3), torch.ones(40, 3)
@@ -362,6 +389,19 @@ def test_no_search_when_no_query_can_be_counted():
     AccuracyCalculator(knn_func=spy).get_accuracy(column(0, 1), tensor([0, 1]))
     AccuracyCalculator(knn_func=spy).get_accuracy(column(0, 1), tensor([0, 1]), torch.empty(0, 1), tensor([]))
     assert spy.calls == []
+    # A metric that counts lone queries decides for itself.
+    metric = RetrievalMetric(lambda inputs: inputs.knn_distances[:, 0], neighbors=1, exclude_lone_queries=False)
+    calculator = AccuracyCalculator(knn_func=spy, custom_metrics={"distance": metric}, return_per_class=True)
+    result = calculator.get_accuracy(column(0, 3), tensor([0, 1]))
+    assert (result["distance"], len(spy.calls)) == ([9, 9], 1)
+
+
+def test_a_small_k_is_warned_of_only_where_it_cuts_a_metric_short(caplog):
+    AccuracyCalculator(k=1, include=("mean_reciprocal_rank", "precision_at_1")).get_accuracy(LINE, LINE_LABELS)
+    assert caplog.records == []
+    AccuracyCalculator(k=1, include=("precision_at_1", "r_precision")).get_accuracy(LINE, LINE_LABELS)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "average" not in caplog.messages[0]
 
 
 def test_the_neighbour_matrix_is_not_formed_for_all_neighbours(monkeypatch):
@@ -384,6 +424,34 @@ def test_the_neighbour_matrix_is_not_formed_for_all_neighbours(monkeypatch):
     assert called == []
 
 
+def test_neighbours_are_asked_for_where_they_are_fewer_than_the_relevant_references():
+    assert _retrieval.ranks_pay(129, np.full(7, 129))
+    assert not _retrieval.ranks_pay(128, np.full(7, 1))
+    assert not _retrieval.ranks_pay(129, np.full(7, 130))
+    assert not _retrieval.ranks_pay(200, np.array([0, 0, 601]))
+    assert _retrieval.ranks_pay(201, np.array([0, 0, 603]))
+
+
+class WithClusters(AccuracyCalculator):
+    def calculate_clusters(self, cluster_labels, label_counts, lone_query_labels, not_lone_query_mask, **kwargs):
+        assert "knn_labels" not in kwargs
+        return len(cluster_labels)
+
+    def requires_clustering(self):
+        return [*super().requires_clustering(), "clusters"]
+
+
+@pytest.mark.parametrize("make", [AccuracyCalculator, compat.AccuracyCalculator, WithClusters])
+def test_metrics_of_clusters_do_not_ask_for_neighbours(monkeypatch, make):
+    generator = torch.manual_seed(1)
+    embeddings, labels = torch.randn(400, 8, generator=generator), torch.arange(400) % 40
+    wanted = AccuracyCalculator().get_accuracy(embeddings, labels)
+    monkeypatch.setattr(CustomKNN, "__call__", lambda *_: pytest.fail("all neighbours were asked for"))
+    found = make(kmeans_func=lambda rows, number: labels).get_accuracy(embeddings, labels)
+    extra = {"clusters": 400} if make is WithClusters else {}
+    assert found == {**wanted, "AMI": pytest.approx(1.0), "NMI": pytest.approx(1.0), **extra}
+
+
 @pytest.mark.parametrize("distance", [CosineSimilarity(), LpDistance(), LpDistance(p=1), SNRDistance()])
 @pytest.mark.parametrize("own", [True, False])
 def test_ranks_are_those_of_the_search_with_any_distance(monkeypatch, distance, own):
@@ -392,8 +460,8 @@ def test_ranks_are_those_of_the_search_with_any_distance(monkeypatch, distance, 
     names = (*NAMES, "precision_at_5", "recall_at_3", "ndcg_at_7", "found_fraction_at_4", "hit_rate_at_2")
     arguments = (reference[:40], labels[:40], reference, labels, own)
     results = []
-    for most in (1000, 0):
-        monkeypatch.setattr(accuracy, "_MOST_NEIGHBOURS", most)
+    for by_rank in (False, True):
+        monkeypatch.setattr(_retrieval, "ranks_pay", lambda *_, by_rank=by_rank: by_rank)
         results.append(AccuracyCalculator(include=names, knn_func=CustomKNN(distance)).get_accuracy(*arguments))
     assert results[0] == results[1]
 
@@ -443,21 +511,28 @@ def test_threads_share_a_calculator():
     assert results == [wanted] * 8
 
 
-def test_a_call_keeps_its_selection_while_another_makes_its_own():
-    calculator = AccuracyCalculator()
-
+def test_a_call_within_another_keeps_the_metrics_of_both():
+    # As when two threads use one calculator with metrics of their own.
     class Rows:
         def __array__(self, dtype=None, copy=None):
-            calculator.get_accuracy(LINE, LINE_LABELS, include=("precision_at_1",))
+            inner.append(calculator.get_accuracy(LINE, LINE_LABELS, include=("r_precision",)))
             return LINE.numpy()
 
-    check(calculator.get_accuracy(Rows(), LINE_LABELS, include=("r_precision",)), (4 / 5,), ("r_precision",))
+    inner = []
+    calculator = AccuracyCalculator()
+    assert calculator.get_accuracy(Rows(), LINE_LABELS, include=("precision_at_1",)) == {"precision_at_1": 0.8}
+    assert inner == [{"r_precision": 0.8}]
 
 
 def test_values_under_autocast_are_those_outside():
     generator = torch.manual_seed(3)
     embeddings, labels = torch.randn(60, 8, generator=generator), torch.arange(60) % 6
-    for knn_func in (None, squared(backend="torch"), CustomKNN(SNRDistance())):
+
+    def foreign(query, k, reference, ref_includes_query):
+        products = query @ reference.T
+        return products.fill_diagonal_(-math.inf).topk(k, dim=1)
+
+    for knn_func in (None, squared(backend="torch"), CustomKNN(SNRDistance()), foreign):
         calculator = AccuracyCalculator(knn_func=knn_func)
         wanted = calculator.get_accuracy(embeddings, labels)
         with torch.autocast("cpu", torch.bfloat16):
@@ -478,13 +553,153 @@ def test_calculators_are_copied_before_and_after_use(change):
     assert copied.get_curr_metrics() == ["ndcg_at_3", "precision_at_1", "two"]
 
 
+@pytest.mark.parametrize("comparison", [None, lambda x, y: x == y])
+@pytest.mark.parametrize("by_rank", [True, False])
+@pytest.mark.parametrize("backend", ["rust", "torch"])
+def test_blocks_of_any_size_give_the_same(monkeypatch, comparison, by_rank, backend):
+    generator = torch.manual_seed(7)
+    reference, labels = torch.randn(80, 3, generator=generator), torch.randint(0, 9, (80,), generator=generator)
+    grades = ndcg_metric(lambda x, y: 1.0 / (1 + (x - y).abs()), k=6)
+    calculator = AccuracyCalculator(
+        include=(*NAMES, "ndcg_at_4", "knn_accuracy_at_5", "knn_softmax_accuracy_at_5", "graded"),
+        custom_metrics={"graded": grades},
+        label_comparison_fn=comparison,
+        knn_func=squared(backend=backend),
+    )
+    monkeypatch.setattr(_retrieval, "ranks_pay", lambda *_: by_rank)
+    for arguments in (
+        (reference, labels),
+        (reference[:33], labels[:33], reference[33:], labels[33:]),
+        (reference[:33].clone(), labels[:33], reference, labels, True),
+    ):
+        monkeypatch.undo()
+        monkeypatch.setattr(_retrieval, "ranks_pay", lambda *_: by_rank)
+        wanted = calculator.get_accuracy(*arguments)
+        for size in (1, 17, 200):
+            monkeypatch.setattr(_retrieval, "BLOCK_ELEMENTS", size)
+            monkeypatch.setattr(_retrieval, "VOTES_AT_ONCE", size)
+            monkeypatch.setattr(_retrieval, "_BLOCK_RANKS", size)
+            assert calculator.get_accuracy(*arguments) == wanted
+
+
+MEMORY = """
+import os, re, torch
+from exactknn.evaluation import AccuracyCalculator
+
+def peak():
+    return int(re.search(r"VmHWM:\\s*(\\d+) kB", open("/proc/self/status").read())[1])
+
+rows, classes = int(os.environ["ROWS"]), int(os.environ["CLASSES"])
+embeddings = torch.randn(rows, 16, generator=torch.manual_seed(0))
+labels = torch.arange(rows) % classes
+calculator = AccuracyCalculator(include=os.environ["INCLUDE"].split())
+calculator.get_accuracy(embeddings[:500], labels[:500] % 50)
+before = peak()
+calculator.get_accuracy(embeddings, labels)
+print((peak() - before) >> 10)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of a process is read there")
+@pytest.mark.parametrize(
+    ("rows", "classes", "include", "mib"),
+    [
+        (8_000, 800, NAMES, 100),  # the row numbers of all neighbours would be 490 MiB
+        (20_000, 10_000, ["precision_at_1"], 60),  # labels against labels 190 MiB, of one byte each
+    ],
+)
+def test_memory_grows_with_neither_neighbours_nor_pairs_of_labels(run_python, rows, classes, include, mib):
+    added = run_python(MEMORY, ROWS=str(rows), CLASSES=str(classes), INCLUDE=" ".join(include))
+    assert int(added) < mib
+
+
 # --- inputs --------------------------------------------------------------------------------------------------------
+
+
+def test_arguments_by_position():
+    assert " ".join(inspect.signature(AccuracyCalculator).parameters) == (
+        "include exclude avg_of_avgs return_per_class k label_comparison_fn device knn_func kmeans_func custom_metrics"
+    )
+    assert " ".join(inspect.signature(AccuracyCalculator().get_accuracy).parameters) == (
+        "query query_labels reference reference_labels ref_includes_query include exclude"
+    )
+
+
+@pytest.mark.parametrize(
+    ("query", "reference", "wanted"),
+    [
+        (torch.float16, torch.bfloat16, torch.float32),
+        (torch.int64, torch.bool, torch.float32),
+        (torch.float32, torch.float64, torch.float64),
+        (torch.float64, torch.float16, torch.float64),
+        (torch.float64, torch.float64, torch.float64),
+    ],
+)
+def test_embeddings_are_searched_in_a_common_type(query, reference, wanted):
+    def knn_func(*arguments):
+        given.extend((arguments[0].dtype, arguments[2].dtype))
+        return squared()(*arguments)
+
+    given = []
+    calculator = AccuracyCalculator(include=("precision_at_1",), knn_func=knn_func)
+    calculator.get_accuracy(LINE.to(query), LINE_LABELS, LINE.to(reference), LINE_LABELS)
+    assert given == [wanted, wanted]
+
+
+@pytest.mark.parametrize(
+    ("query", "reference", "wanted"),
+    [
+        (torch.int32, torch.bool, torch.int64),
+        (torch.uint8, torch.int64, torch.int64),
+        (torch.float32, torch.float32, torch.float32),
+        (torch.float32, torch.float64, torch.float64),
+        (torch.float32, torch.int16, torch.float64),
+    ],
+)
+def test_labels_are_compared_in_a_common_type(query, reference, wanted):
+    def comparison(x, y):
+        given.update((x.dtype, y.dtype))
+        return x == y
+
+    given = set()
+    calculator = AccuracyCalculator(include=("precision_at_1",), label_comparison_fn=comparison)
+    calculator.get_accuracy(LINE, LINE_LABELS.to(query), LINE, LINE_LABELS.to(reference))
+    assert given == {wanted}
+
+
+def test_neighbours_in_float64():
+    far = 1e8 + torch.tensor([0, 1, 3, 10, 11, 13], dtype=torch.float64).unsqueeze(1)
+    result = AccuracyCalculator(include=("precision_at_1",)).get_accuracy(far, [0, 0, 1, 2, 2, 1])
+    assert result == {"precision_at_1": 4 / 6}
+
+
+def test_layouts_of_memory_do_not_matter(make):
+    generator = torch.manual_seed(8)
+    embeddings, labels = torch.randn(40, 6, generator=generator), torch.arange(40) % 7
+    wanted = make().get_accuracy(embeddings, labels)
+    wide = torch.stack([embeddings, embeddings], dim=2)[:, :, 1]
+    assert make().get_accuracy(embeddings.T.contiguous().T, labels) == wanted
+    assert make().get_accuracy(wide, torch.stack([labels, labels], dim=1)[:, 0]) == wanted
+    assert make().get_accuracy(wide[:20], labels[:20], wide, labels, ref_includes_query=True) == make().get_accuracy(
+        embeddings[:20], labels[:20], embeddings, labels, ref_includes_query=True
+    )
+    one = torch.ones(1, 3).expand(6, 3)
+    assert make(include=("precision_at_1",)).get_accuracy(one, tensor([1]).expand(6)) == {"precision_at_1": 1.0}
+    assert torch.equal(one, torch.ones(6, 3))
 
 
 def test_arrays_tensors_and_lists_mix():
     wanted = AccuracyCalculator().get_accuracy(LINE, LINE_LABELS)
     for embeddings in (LINE.numpy(), LINE.double(), LINE.tolist(), LINE.half(), LINE.bfloat16(), LINE[:, 0:1].flip(1)):
-        for labels in (LINE_LABELS.numpy(), LINE_LABELS.tolist(), LINE_LABELS.double(), LINE_LABELS.to(torch.uint8)):
+        for labels in (
+            LINE_LABELS.numpy(),
+            LINE_LABELS.tolist(),
+            LINE_LABELS.double(),
+            LINE_LABELS.bfloat16(),
+            LINE_LABELS.to(torch.uint8),
+            LINE_LABELS.to(torch.uint64),
+            torch.view_as_complex(torch.stack([LINE_LABELS, -LINE_LABELS], dim=1).double()).conj().imag,
+        ):
             assert AccuracyCalculator().get_accuracy(embeddings, labels) == wanted
     frozen = LINE.numpy().copy()
     frozen.flags.writeable = False
@@ -538,6 +753,9 @@ def test_labels_of_two_types_are_compared_as_values():
         ((LINE, np.array(list("aabbbc"))), TypeError, "query_labels must hold numbers"),
         ((LINE, np.full(6, 2**63, np.uint64)), ValueError, "64-bit"),
         ((LINE.to(torch.complex64), LINE_LABELS), TypeError, "query must hold real numbers"),
+        ((LINE, LINE_LABELS.to(torch.complex64)), TypeError, "query_labels must hold real numbers"),
+        (([[0.0], [1.0, 2.0]], [0, 0]), ValueError, "query must have rows of equal length"),
+        ((column(0, 1), [0, [0, 1]]), ValueError, "query_labels must have rows of equal length"),
     ],
 )
 def test_what_is_refused(arguments, error, message):
@@ -583,6 +801,18 @@ def test_impossible_answers_of_a_search_are_refused(indices, message):
         calculator.get_accuracy(LINE, LINE_LABELS)
     calculator.knn_func = squared()
     assert calculator.get_accuracy(LINE, LINE_LABELS) == {"precision_at_1": 0.8}
+
+
+@pytest.mark.parametrize(
+    ("distances", "message"),
+    [(torch.zeros(6), r"distances of shape \(6, 1\), got \(6,\)"), (None, "distances, got NoneType")],
+)
+def test_impossible_distances_of_a_search_are_refused(distances, message):
+    calculator = AccuracyCalculator(
+        include=("precision_at_1",), knn_func=lambda *_: (distances, torch.zeros(6, 1, dtype=torch.long))
+    )
+    with pytest.raises(ValueError, match=message):
+        calculator.get_accuracy(LINE, LINE_LABELS)
 
 
 def test_indices_of_another_integer_type_are_taken():
@@ -656,6 +886,12 @@ def test_two_averages_at_once():
         AccuracyCalculator(avg_of_avgs=True, return_per_class=True)
 
 
+@pytest.mark.parametrize("argument", ["label_comparison_fn", "knn_func", "kmeans_func"])
+def test_what_cannot_be_called(argument):
+    with pytest.raises(TypeError, match=f"{argument} must be callable or None, got str"):
+        AccuracyCalculator(**{argument: "faiss"})
+
+
 # --- clusters ------------------------------------------------------------------------------------------------------
 
 
@@ -694,10 +930,29 @@ def test_clusters_only_where_they_are_asked_for():
     assert list(AccuracyCalculator().get_accuracy(LINE, LINE_LABELS, include=("AMI",))) == ["AMI"]
 
 
+def test_mutual_information_is_one_number_in_every_kind_of_average():
+    for options in ({"return_per_class": True}, {"avg_of_avgs": True}):
+        calculator = AccuracyCalculator(kmeans_func=lambda rows, number: LINE_LABELS, **options)
+        assert calculator.get_accuracy(LINE, LINE_LABELS)["NMI"] == pytest.approx(1.0)
+
+
+def test_clusters_that_cannot_be_compared_are_refused():
+    calculator = AccuracyCalculator(include=("AMI",), kmeans_func=lambda rows, number: [0] * 5)
+    with pytest.raises(ValueError, match=r"kmeans_func must return one cluster for each of 6 rows, got shape \(5,\)"):
+        calculator.get_accuracy(LINE, LINE_LABELS)
+    with pytest.raises(ValueError, match=r"query_labels must have one column .* got \(6, 2\)"):
+        calculator.get_accuracy(LINE, LINE_LABELS.expand(2, 6).T)
+
+
 def test_clusters_and_a_comparison_do_not_go_together():
     with pytest.raises(NotImplementedError, match=r'NMI.*exclude=\("NMI", "AMI"\)'):
         AccuracyCalculator(include=("NMI",), label_comparison_fn=first_and_other)
-    assert AccuracyCalculator(label_comparison_fn=first_and_other).get_curr_metrics() == list(NAMES)
+    compared = AccuracyCalculator(label_comparison_fn=first_and_other)
+    assert compared.get_curr_metrics() == list(NAMES)
+    with pytest.raises(NotImplementedError, match="AMI"):
+        compared.get_accuracy(LINE, LINE_LABELS.expand(2, 6).T, include=("AMI",))
+    with pytest.raises(NotImplementedError, match="AMI, NMI"):
+        compat.AccuracyCalculator(label_comparison_fn=first_and_other)
     assert AccuracyCalculator(include=("NMI",), label_comparison_fn=torch.eq).get_curr_metrics() == ["NMI"]
 
 
@@ -709,6 +964,8 @@ def test_a_missing_extra_is_named(monkeypatch):
     with pytest.raises(ModuleNotFoundError, match=r"exactknn\[clustering\]"):
         AccuracyCalculator(include=("NMI",))
     AccuracyCalculator()
+    with pytest.raises(ModuleNotFoundError, match=r"exactknn\[clustering\]"):
+        WithClusters(include=("clusters",)).get_accuracy(LINE, LINE_LABELS)
 
 
 # --- metrics of the user -------------------------------------------------------------------------------------------
@@ -741,8 +998,24 @@ def test_methods_of_a_subclass():
     assert [part.tolist() for part in seen["label_counts"]] == [[0, 1, 2], [2, 3, 1]]
     assert seen["lone_query_labels"].tolist() == [2]
     assert seen["ref_includes_query"] is True
+    assert "mean_reciprocal_rank" in calculator.requires_knn()
     assert Extended(include=("size",), knn_func=spy).get_accuracy(LINE, LINE_LABELS) == {"size": "6 queries"}
     assert len(spy.calls) == 1
+
+
+def test_methods_get_all_columns_of_the_labels():
+    class Columns(AccuracyCalculator):
+        def calculate_columns(self, knn_labels, label_counts, lone_query_labels, **kwargs):
+            return knn_labels.tolist(), [part.tolist() for part in label_counts], lone_query_labels.tolist()
+
+        def requires_knn(self):
+            return [*super().requires_knn(), "columns"]
+
+    labels = tensor([[1, 3], [1, 4], [2, 5]])
+    calculator = Columns(include=("columns",), k=1, label_comparison_fn=first_and_other)
+    assert calculator.get_accuracy(column(0, 1, 5), labels) == {
+        "columns": ([[[1, 4]], [[1, 3]], [[1, 4]]], [labels.tolist(), [1, 1, 0]], [[2, 5]])
+    }
 
 
 def test_a_subclass_replaces_a_metric_and_the_number_of_neighbours():
@@ -813,10 +1086,20 @@ def test_averages_of_a_custom_metric(options, left_out, kept):
         "left_out": RetrievalMetric(lambda inputs: values, neighbors=1),
         "kept": RetrievalMetric(lambda inputs: values, neighbors=1, exclude_lone_queries=False),
     }
-    result = AccuracyCalculator(include=tuple(metrics), custom_metrics=metrics, **options).get_accuracy(
-        LINE, LINE_LABELS
-    )
+    calculator = AccuracyCalculator(include=tuple(metrics), custom_metrics=metrics, **options)
+    result = calculator.get_accuracy(LINE, LINE_LABELS)
     assert result == {"kept": pytest.approx(kept), "left_out": pytest.approx(left_out)}
+    assert calculator.per_class_labels.tolist() == [0, 1]  # of the classes that are not lone
+
+
+@pytest.mark.parametrize(
+    ("values", "mean"),
+    [([math.inf, 1, 1, 1, 1], math.inf), ([math.inf, -math.inf, 1, 1, 1], NAN), ([-math.inf, NAN, 1, 1, 1], -math.inf)],
+)
+def test_infinite_values_of_a_custom_metric(values, mean):
+    metric = RetrievalMetric(lambda inputs: tensor([*values, 0.0]), neighbors=1)
+    result = AccuracyCalculator(include=("x",), custom_metrics={"x": metric}).get_accuracy(LINE, LINE_LABELS)
+    assert result == {"x": pytest.approx(mean, nan_ok=True)}
 
 
 def test_custom_metrics_join_the_default_set():
@@ -923,6 +1206,19 @@ def test_only_metrics_of_yes_and_no_need_a_comparison_of_columns():
             calculator.get_accuracy(column(0, 1, 2.2, 4), labels)
 
 
+@pytest.mark.parametrize("shape", [(6, 6), (1, 6), (1, 1)])
+def test_gains_of_the_user_are_not_written_to(shape):
+    table = torch.rand(shape, dtype=torch.float64, generator=torch.manual_seed(0))
+    gains = table.clone().expand(6, 6)
+
+    def table_of(x, y):
+        return gains if y.shape[0] == 1 else torch.ones(6, y.shape[1])
+
+    metric = ndcg_metric(table_of, k=2)
+    AccuracyCalculator(include=("x",), custom_metrics={"x": metric}).get_accuracy(LINE, LINE_LABELS)
+    assert torch.equal(gains, table.expand(6, 6))
+
+
 @pytest.mark.parametrize(
     "wrong", [lambda x, y: grade(x, y) - 1, lambda x, y: grade(x, y) * NAN, lambda x, y: tensor(1.0), lambda x, y: 1]
 )
@@ -934,15 +1230,11 @@ def test_wrong_gains(wrong):
         ndcg_metric(3)
 
 
-@pytest.mark.parametrize("answer", [True, tensor([True]), "x"])
+@pytest.mark.parametrize("answer", [True, tensor([True]), "x", torch.ones(3, 6)])
 def test_a_comparison_of_another_shape_is_refused(answer):
     calculator = AccuracyCalculator(label_comparison_fn=lambda x, y: answer)
     with pytest.raises(ValueError, match="label_comparison_fn must return a bool tensor of shape"):
         calculator.get_accuracy(LINE, LINE_LABELS)
-
-
-def test_the_real_calculator_takes_the_same_search():
-    assert RustKNN()(LINE, 1, LINE, True)[1].squeeze(1).tolist() == [1, 0, 1, 4, 3, 4]
 
 
 # --- inputs that nobody chose --------------------------------------------------------------------------------------
@@ -1006,7 +1298,7 @@ def test_votes_at_infinite_distance_weigh_the_same(knn_func):
 
 @pytest.mark.parametrize("at_once", [1, 40, 1000])
 def test_votes_counted_in_parts(monkeypatch, at_once):
-    monkeypatch.setattr(metrics, "_VOTES_AT_ONCE", at_once)
+    monkeypatch.setattr(_retrieval, "VOTES_AT_ONCE", at_once)
     embeddings, labels = column(*range(12)), tensor([7, 7, 5, 5, 5, 7, 3, 3, 7, 3, 9, 3])
     found = AccuracyCalculator(include=("knn_accuracy_at_4",)).get_accuracy(embeddings, labels)
     # Rows 3, 4, 7, 9 and 11 of the eleven that are not lone; row 2 loses to the nearer of two classes with two votes.

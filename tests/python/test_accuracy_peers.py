@@ -12,7 +12,7 @@ from pytorch_metric_learning.utils.inference import CustomKNN as PMLCustomKNN
 from sklearn.metrics import ndcg_score
 from sklearn.neighbors import KNeighborsClassifier
 
-import exactknn.evaluation.accuracy as accuracy
+from exactknn import _retrieval
 from exactknn.distances import CosineSimilarity
 from exactknn.evaluation import AccuracyCalculator, CustomKNN, knn_vote_metric, ndcg_metric
 
@@ -42,10 +42,10 @@ def problem(seed):
     return (query, labels, torch.cat([query, gallery]), torch.cat([labels, gallery_labels]), True), n + m - 1
 
 
-@pytest.mark.parametrize("most", [0, 128])
+@pytest.mark.parametrize("by_rank", [True, False])
 @pytest.mark.parametrize("seed", range(200))
-def test_values_of_pytorch_metric_learning(monkeypatch, seed, most):
-    monkeypatch.setattr(accuracy, "_MOST_NEIGHBOURS", most)
+def test_values_of_pytorch_metric_learning(monkeypatch, seed, by_rank):
+    monkeypatch.setattr(_retrieval, "ranks_pay", lambda *_: by_rank)
     arguments, available = problem(seed)
     reference_labels = arguments[3] if len(arguments) > 2 else arguments[1]
     counts = (arguments[1][:, None] == reference_labels).sum(1) - int(len(arguments) != 4)
@@ -65,10 +65,67 @@ def test_values_of_pytorch_metric_learning(monkeypatch, seed, most):
         assert found[name] == pytest.approx(wanted[name], abs=1e-6, nan_ok=True), name
 
 
+def near(x, y):
+    return (x - y).abs() < 2
+
+
+def first_and_other(x, y):
+    return (x[..., 0] == y[..., 0]) & (x[..., 1] != y[..., 1])
+
+
+def by_definition(relevance, count, k):
+    """The metrics of one query, from the relevance of all its neighbours, nearest first."""
+    precision = [sum(relevance[:j]) / j for j in range(1, len(relevance) + 1)]
+    hits = [j for j in range(1, len(relevance) + 1) if relevance[j - 1]]
+    height = min(count, k)
+    return {
+        "mean_average_precision": sum(precision[j - 1] for j in hits if j <= k) / count,
+        "mean_average_precision_at_r": sum(precision[j - 1] for j in hits if j <= height) / count,
+        "mean_reciprocal_rank": 1 / hits[0] if hits[0] <= k else 0,
+        "precision_at_1": relevance[0],
+        "r_precision": sum(relevance[:height]) / height,
+        "precision_at_4": sum(relevance[:4]) / 4,
+        "recall_at_4": any(relevance[:4]),
+        "found_fraction_at_4": sum(relevance[:4]) / count,
+        "ndcg_at_4": sum(1 / math.log2(j + 1) for j in hits if j <= 4)
+        / sum(1 / math.log2(j + 1) for j in range(1, min(count, 4) + 1)),
+    }
+
+
+@pytest.mark.parametrize("by_rank", [True, False])
+@pytest.mark.parametrize("seed", range(60))
+def test_values_by_definition_with_any_comparison(monkeypatch, seed, by_rank):
+    # Whole numbers: many ties and copies of rows. Comparisons may have a direction, or deny a label itself.
+    monkeypatch.setattr(_retrieval, "ranks_pay", lambda *_: by_rank)
+    generator = np.random.default_rng(seed)
+    n, m, columns = generator.integers(1, 14), generator.integers(0, 18), (2,) if seed % 4 == 3 else ()
+    compare = (None, torch.lt, near, first_and_other)[seed % 4]
+    rows = torch.from_numpy(generator.integers(0, 3, (n + m, 2))).float()
+    labels = torch.from_numpy(generator.integers(0, 4, (n + m, *columns)))
+    own = bool(seed // 4 % 2)
+    reference, reference_labels = (rows, labels) if own else (rows[n:], labels[n:])
+    k = (None, "max_bin_count", 1, 3, 100)[seed % 5]
+
+    squares = ((rows[:n, None] - reference) ** 2).sum(2)
+    orders = [
+        [j for j in np.argsort(row, kind="stable").tolist() if not (own and j == i)]
+        for i, row in enumerate(squares.numpy())
+    ]
+    relevant = (compare or torch.eq)(labels[:n, None], reference_labels[None]).tolist()
+    ranked = [[relevant[i][j] for j in order] for i, order in enumerate(orders)]
+    looked_at = {None: n + m, "max_bin_count": max(map(sum, ranked))}.get(k, k)
+    values = [by_definition(relevance, sum(relevance), looked_at) for relevance in ranked if any(relevance)]
+    names = tuple(by_definition([True], 1, 1))
+    wanted = {name: np.mean([value[name] for value in values]) if values else math.nan for name in names}
+    calculator = AccuracyCalculator(include=names, k=k, label_comparison_fn=compare)
+    found = calculator.get_accuracy(rows[:n], labels[:n], reference, reference_labels, own)
+    assert found == {name: pytest.approx(value, abs=1e-12, nan_ok=True) for name, value in wanted.items()}
+
+
 @pytest.mark.parametrize("k", [1, 3, 10])
-@pytest.mark.parametrize("most", [0, 128])
-def test_values_of_torchmetrics_and_scikit_learn(monkeypatch, k, most):
-    monkeypatch.setattr(accuracy, "_MOST_NEIGHBOURS", most)
+@pytest.mark.parametrize("by_rank", [True, False])
+def test_values_of_torchmetrics_and_scikit_learn(monkeypatch, k, by_rank):
+    monkeypatch.setattr(_retrieval, "ranks_pay", lambda *_: by_rank)
     generator = torch.manual_seed(4)
     query, labels = torch.randn(50, 3, generator=generator), torch.randint(0, 6, (50,), generator=generator)
     reference, reference_labels = torch.randn(70, 3, generator=generator), torch.arange(70) % 5
@@ -156,6 +213,23 @@ def test_the_nearest_class_wins_a_tie_of_votes():
             assert found == {name: float(label == wanted)}
 
 
+def test_weights_of_votes_where_distances_are_infinite_or_missing():
+    # The first class is nearest, the second has two votes; what has no distance has no weight beside what has one.
+    classes = np.array([[0, 1, 1]])
+    vote = _retrieval.Vote(3, 0.07)
+    for values, wanted in (
+        ([1.0, 1.0, 1.0], 1),
+        ([1.0, 1.0, math.inf], 0),
+        ([math.inf, math.inf, math.inf], 1),
+        ([1.0, math.nan, math.nan], 0),
+        ([math.nan, math.nan, math.nan], 0),
+        ([-math.inf, 1.0, 1.0], 0),
+        ([3.0, 3.0, 2.9], 1),
+    ):
+        assert classes[0, vote.winners(classes, np.array([values]))[0]] == wanted, values
+    assert classes[0, vote.winners(classes[:, :2], np.ones((1, 2)))[0]] == 0
+
+
 @pytest.mark.parametrize(
     ("options", "error"),
     [
@@ -164,6 +238,8 @@ def test_the_nearest_class_wins_a_tie_of_votes():
         ({"k": 1, "weights": "distance"}, ValueError),
         ({"k": 1, "temperature": 0}, ValueError),
         ({"k": 1, "temperature": math.inf}, ValueError),
+        ({"k": 1, "temperature": "cold"}, TypeError),
+        ({"k": 1, "temperature": True}, TypeError),
     ],
 )
 def test_wrong_votes(options, error):

@@ -140,10 +140,9 @@ def test_the_worked_example_with_one_neighbour():
 @pytest.mark.parametrize("k", ["all", "max", 4])
 def test_values_are_those_of_the_definitions_on_every_path(monkeypatch, path, with_reference, k):
     if path.startswith("ranks"):
-        monkeypatch.setattr(_evaluate, "_FEW_NEIGHBOURS", 0)
-        monkeypatch.setattr(_evaluate, "_DENSE", 0)
+        monkeypatch.setattr(_retrieval, "ranks_pay", lambda *_: True)
     else:
-        monkeypatch.setattr(_evaluate, "_FEW_NEIGHBOURS", 10**9)
+        monkeypatch.setattr(_retrieval, "ranks_pay", lambda *_: False)
     if path.endswith("blocks"):
         monkeypatch.setattr(_evaluate, "BLOCK_ELEMENTS", 300)
         monkeypatch.setattr(_retrieval, "_BLOCK_RANKS", 100)
@@ -203,10 +202,9 @@ def test_ranks_and_neighbours_agree_in_every_distance(monkeypatch, distance, dty
     random = np.random.default_rng(3)
     query, labels = random.normal(size=(60, 5)).astype(dtype), random.integers(0, 5, size=60)
     task = task_of(query, labels, distance=distance, p=3 if distance == "minkowski" else None)
-    monkeypatch.setattr(_evaluate, "_FEW_NEIGHBOURS", 10**9)
+    monkeypatch.setattr(_retrieval, "ranks_pay", lambda *_: False)
     neighbours = _evaluate.evaluate(task, BUILT_IN).values
-    monkeypatch.setattr(_evaluate, "_FEW_NEIGHBOURS", 0)
-    monkeypatch.setattr(_evaluate, "_DENSE", 0)
+    monkeypatch.setattr(_retrieval, "ranks_pay", lambda *_: True)
     ranks = _evaluate.evaluate(task, BUILT_IN).values
     for name in BUILT_IN:
         np.testing.assert_array_equal(neighbours[name], ranks[name])
@@ -229,8 +227,7 @@ def test_nothing_is_searched_when_every_query_is_lone(monkeypatch):
 
 @pytest.mark.parametrize("path", ["neighbours", "ranks"])
 def test_the_finished_fraction_never_falls_and_ends_at_one(monkeypatch, path):
-    monkeypatch.setattr(_evaluate, "_FEW_NEIGHBOURS", 0 if path == "ranks" else 10**9)
-    monkeypatch.setattr(_evaluate, "_DENSE", 0)
+    monkeypatch.setattr(_retrieval, "ranks_pay", lambda *_: path == "ranks")
     monkeypatch.setattr(_evaluate, "BLOCK_ELEMENTS", 3000)
     monkeypatch.setattr(_retrieval, "_BLOCK_RANKS", 500)
     random = np.random.default_rng(3)
@@ -727,6 +724,15 @@ def test_the_page_shows_the_numbers(example):
     text = " ".join(page.texts["p"])
     assert "Same-class pairs: all 8; median 28.62." in text
     assert "Other-class pairs: all 22; median 121." in text
+
+
+def test_every_metric_is_explained():
+    metrics = [name.replace("<k>", "3") for name in _evaluate.known_metrics()]
+    task = task_of(np.arange(8.0)[:, None], [0, 0, 1, 1, 0, 0, 1, 1])
+    text = _report.page(task, _evaluate.evaluate(task, metrics, details=True), {"embeddings": "rows.npy"})
+    explained = re.findall(r"<code>([a-z_0-9<>]+?)</code><small>([^<]+\.)</small>", text)
+    assert [name.replace("<wbr>", "") for name, _ in explained] == metrics
+    assert len(metrics) == 12
 
 
 def test_the_first_metric_orders_the_classes(example):

@@ -18,7 +18,7 @@ from torch import Tensor
 from exactknn import _retrieval
 from exactknn._retrieval import Hits
 from exactknn.evaluation import accuracy as _accuracy
-from exactknn.evaluation._relevance import Compared, QueryClasses
+from exactknn.evaluation._relevance import Classes, Compared, codes_among
 
 EQUALITY = torch.eq
 
@@ -29,25 +29,24 @@ LabelCounts = tuple[Any, Any]
 class AccuracyCalculator(_accuracy.AccuracyCalculator):
     """`exactknn.evaluation.AccuracyCalculator` with ``NMI`` and ``AMI`` in the default set.
 
-    Without a ``kmeans_func`` scikit-learn's ``KMeans`` clusters, with a fixed seed.
+    Without a ``kmeans_func`` scikit-learn's ``KMeans`` clusters, with a fixed seed. As in 2.9 a ``label_comparison_fn``
+    needs ``exclude=("NMI", "AMI")``.
     """
 
     def _default_names(self) -> tuple[str, ...]:
-        names = self._fixed_names()
-        compared = self.label_comparison_fn is not torch.eq
-        return tuple(names) if self.kmeans_func is not None or not compared else super()._default_names()
+        return tuple(self._fixed_names())
 
 
 def get_unique_labels(labels: Tensor) -> Tensor:
     """Distinct labels, or rows of labels, ascending."""
-    return QueryClasses(labels).labels
+    return Classes(labels).labels
 
 
 def get_label_match_counts(
     query_labels: Tensor, reference_labels: Tensor, label_comparison_fn: Comparison
 ) -> tuple[Tensor, Tensor]:
     """Distinct query labels, ascending, and the number of references that each matches."""
-    classes = QueryClasses(query_labels)
+    classes = Classes(query_labels)
     compared = Compared(classes, query_labels, reference_labels, False, label_comparison_fn)
     return classes.labels, compared.match_counts
 
@@ -59,7 +58,7 @@ def get_lone_query_labels(
     labels, counts = _as_tensors(label_counts, query_labels)
     own = label_comparison_fn(labels, labels).long() if ref_includes_query else 0
     lone = counts - own <= 0
-    place = torch.from_numpy(_accuracy.codes_among(query_labels, labels)).to(query_labels.device)
+    place = torch.from_numpy(codes_among(query_labels, labels)).to(query_labels.device)
     return labels[lone], ~lone[place]
 
 
@@ -79,7 +78,7 @@ def maybe_get_avg_of_avgs(
     if not (avg_of_avgs or return_per_class):
         return _retrieval.mean_of(values)
     labels = sample_labels.squeeze(1) if sample_labels.ndim > 1 else sample_labels
-    classes = QueryClasses(labels)
+    classes = Classes(labels)
     means = _retrieval.class_means(values, classes.codes, len(classes))
     if return_per_class:
         listed: list[float] = means.tolist()
@@ -166,7 +165,7 @@ def _as_tensors(label_counts: LabelCounts, like: Tensor) -> tuple[Tensor, Tensor
 def _counts_of(gt_labels: Tensor, ref_includes_query: bool, label_counts: LabelCounts) -> Tensor:
     query_labels = gt_labels.squeeze(1)
     labels, counts = _as_tensors(label_counts, gt_labels)
-    place = torch.from_numpy(_accuracy.codes_among(query_labels, labels)).to(gt_labels.device)
+    place = torch.from_numpy(codes_among(query_labels, labels)).to(gt_labels.device)
     return torch.where(place >= 0, counts[place] - int(ref_includes_query), 0)
 
 

@@ -1,7 +1,9 @@
 """Retrieval evaluation for PyTorch embeddings.
 
-Nearest-neighbour backends, called as ``knn(query, k, reference, ref_includes_query)``. They also serve as the
-``knn_func`` of pytorch-metric-learning's ``AccuracyCalculator``.
+``AccuracyCalculator`` scores embeddings by their labels; ``RetrievalMetric`` adds a metric of one's own to it.
+
+``CustomKNN`` and ``RustKNN`` find nearest neighbours, called as ``knn(query, k, reference, ref_includes_query)``. They
+also serve as the ``knn_func`` of pytorch-metric-learning's ``AccuracyCalculator``.
 
 ``select_threshold`` chooses the distance or similarity at which a pair counts as a match, from labelled pairs.
 """

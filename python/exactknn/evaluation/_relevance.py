@@ -21,17 +21,26 @@ from exactknn._retrieval import Bools, Groups, Ints
 Comparison = Callable[[Any, Any], Any]
 
 
-class QueryClasses:
-    """The distinct labels of the queries, ascending, and the class of each query."""
+class Classes:
+    """The distinct labels, or rows of labels, ascending, and the place of each among them."""
 
-    def __init__(self, query_labels: Tensor) -> None:
-        dim = None if query_labels.ndim == 1 else 0  # much faster without
+    def __init__(self, labels: Tensor) -> None:
+        dim = None if labels.ndim == 1 else 0  # much faster without
         self.labels: Tensor
-        self.labels, codes = torch.unique(query_labels, dim=dim, return_inverse=True)
+        self.labels, codes = torch.unique(labels, dim=dim, return_inverse=True)
         self.codes: Ints = codes.cpu().numpy()
 
     def __len__(self) -> int:
         return len(self.labels)
+
+
+def codes_among(labels: Tensor, known: Tensor) -> Ints:
+    """Place of each label, or row of labels, in ``known``, -1 where it is not there, ``(n,)``."""
+    distinct = Classes(torch.cat([known.to(labels.dtype), labels]))
+    place = np.full(len(distinct), -1, np.int64)
+    place[distinct.codes[: len(known)]] = np.arange(len(known))
+    codes: Ints = place[distinct.codes[len(known) :]]
+    return codes
 
 
 class Relevance(Protocol):
@@ -54,16 +63,13 @@ class Relevance(Protocol):
 class Codes:
     """Relevant is what has an equal label."""
 
-    def __init__(
-        self, classes: QueryClasses, query_labels: Tensor, reference_labels: Tensor, own_included: bool
-    ) -> None:
+    def __init__(self, classes: Classes, query_labels: Tensor, reference_labels: Tensor, own_included: bool) -> None:
         for labels, name in ((query_labels, "query_labels"), (reference_labels, "reference_labels")):
             if bool((labels != labels).any()):
                 row = int((labels != labels).nonzero()[0])
                 raise ValueError(f"{name} must not be NaN, which equals nothing, got it in row {row}")
         self._classes = classes
-        known = classes.labels.cpu().numpy()
-        wanted = reference_labels.cpu().numpy()
+        known, wanted = classes.labels.cpu().numpy(), reference_labels.cpu().numpy()
         places = np.searchsorted(known, wanted)
         places[places == len(known)] = 0
         self._reference_codes = np.where(known[places] == wanted, places, -1)
@@ -87,7 +93,7 @@ class Compared:
 
     def __init__(
         self,
-        classes: QueryClasses,
+        classes: Classes,
         query_labels: Tensor,
         reference_labels: Tensor,
         own_included: bool,
@@ -110,13 +116,13 @@ class Compared:
 
     def _compare(self, query: Tensor, reference: Tensor, shape: tuple[int, ...]) -> Tensor:
         given = self._comparison(query, reference)
-        if not isinstance(given, Tensor) or given.shape != shape:
-            form = tuple(given.shape) if isinstance(given, Tensor) else type(given).__name__
+        if not isinstance(given, Tensor) or given.shape != shape or given.dtype != torch.bool:
+            form = f"{given.dtype} of shape {tuple(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
             raise ValueError(
                 f"label_comparison_fn must return a bool tensor of shape {shape} for labels of shapes "
                 f"{tuple(query.shape)} and {tuple(reference.shape)}, got {form}"
             )
-        return given.detach().cpu().bool()
+        return given.detach().cpu()
 
     def of_neighbours(self, start: int, stop: int, indices: Tensor) -> Bools:
         rows = self._query_labels[start:stop].unsqueeze(1)

@@ -5,7 +5,7 @@
         -> _relevance       which references are relevant, how many for each query
         -> _Selection       how many neighbours each selected metric needs
              few, or a knn_func that is not ours:  knn_func, once ──> neighbours ──relevance──> Hits, block by block
-             many, with a backend of ours:         ranks of the relevant references ──────────> Hits, block by block
+             more than are relevant, and ours:     ranks of the relevant references ──────────> Hits, block by block
         -> _retrieval       Hits -> one value per query and metric
         -> averages         over queries, over classes, or per class
 
@@ -28,34 +28,29 @@ from torch import Tensor
 from exactknn import _arrays, _retrieval
 from exactknn._retrieval import BUILT_IN, Floats, Hits, Ints, Metric
 from exactknn.distances import LpDistance
+from exactknn.distances.base import autocast_off
 from exactknn.evaluation import knn as _knn
-from exactknn.evaluation._relevance import Codes, Compared, QueryClasses, Relevance
+from exactknn.evaluation._relevance import Classes, Codes, Compared, Relevance, codes_among
 from exactknn.evaluation.knn import CustomKNN, RustKNN
 from exactknn.evaluation.metrics import (
     NO_COMPARISON,
     UNDEFINED,
-    VOTES,
     RetrievalInputs,
     RetrievalMetric,
-    vote_named,
+    vote_metric,
 )
 
 _LOGGER = logging.getLogger(__name__)
 
 _PREFIX = "calculate_"
 _CLUSTERING = ("AMI", "NMI")
-_UP_TO_RELEVANT = tuple(name for name, metric in BUILT_IN.items() if metric.up_to_relevant)
-_NUMBERED_NAMES = (*_retrieval.AT_K_NAMES, *(f"{name}_at_<k>" for name in VOTES))
-
-# A backend of ours hands out this many neighbours of each query at most; beyond, ranks are cheaper and need no matrix.
-_MOST_NEIGHBOURS = 128
-
 _OURS = (CustomKNN, RustKNN)
 
 # Largest difference between a query and its own reference row, relative to the row's largest magnitude.
 _SAME_ROW = 1e-5
 
 Values = float | list[float]
+KnnFunc = Callable[[Tensor, int, Tensor, bool], tuple[Any, Any]]
 
 
 class AccuracyCalculator:
@@ -97,17 +92,23 @@ class AccuracyCalculator:
         label_comparison_fn: ``fn(query_labels, reference_labels)``, a bool tensor of the broadcast leading dimensions,
             says what is relevant; a last axis of several label columns is consumed. ``None``: equal labels.
         device: where to work; ``None``: on the query's device.
-        knn_func: called as ``knn_func(query, k, reference, ref_includes_query)``; ``None``: exact search by squared
-            Euclidean distance of the embeddings as they are.
+        knn_func: called as ``knn_func(query, k, reference, ref_includes_query)``, once and for all queries; returns
+            distances and reference rows of the neighbours, both ``(n, k)``, nearest first, a query's own row left out
+            with ``ref_includes_query``. ``None``: exact search by squared Euclidean distance of the embeddings as they
+            are.
         kmeans_func: called as ``kmeans_func(query, num_clusters)``, returns a cluster for each row; ``None``:
             scikit-learn's ``KMeans`` with a fixed seed, when ``NMI`` or ``AMI`` is asked for.
         custom_metrics: `RetrievalMetric` objects by name; they join the default set.
 
     A subclass adds metrics as methods ``calculate_<name>(**kwargs)`` and lists them in `requires_knn` or
-    `requires_clustering`. Such a method gets the whole matrix of neighbours.
+    `requires_clustering`. Unless it is in the second list alone, a method gets the neighbours of all queries as one
+    matrix, with ``k=None`` all there are.
+
+    One calculator may be used by several threads; only `per_class_labels` and `get_curr_metrics` are then of any call.
 
     Raises:
-        TypeError: ``include`` or ``exclude`` neither tuple nor list, ``custom_metrics`` no mapping of metrics.
+        TypeError: ``include`` or ``exclude`` neither tuple nor list, ``custom_metrics`` no mapping of metrics, or a
+            function that cannot be called.
         ValueError: unknown name, name used twice, both averages, or a ``k`` of another kind.
         NotImplementedError: a ``label_comparison_fn`` together with a metric of clusters.
         ModuleNotFoundError: ``NMI`` or ``AMI`` without scikit-learn.
@@ -122,13 +123,20 @@ class AccuracyCalculator:
         k: int | str | None = None,
         label_comparison_fn: Callable[[Tensor, Tensor], Tensor] | None = None,
         device: torch.device | str | None = None,
-        knn_func: Any = None,
-        kmeans_func: Any = None,
+        knn_func: KnnFunc | None = None,
+        kmeans_func: Callable[[Tensor, int], Any] | None = None,
         *,
         custom_metrics: Mapping[str, RetrievalMetric] | None = None,
     ) -> None:
         if avg_of_avgs and return_per_class:
             raise ValueError("avg_of_avgs and return_per_class exclude each other, got both")
+        for function, argument in (
+            (label_comparison_fn, "label_comparison_fn"),
+            (knn_func, "knn_func"),
+            (kmeans_func, "kmeans_func"),
+        ):
+            if not (function is None or callable(function)):
+                raise TypeError(f"{argument} must be callable or None, got {type(function).__name__}")
         self.avg_of_avgs = avg_of_avgs
         self.return_per_class = return_per_class
         self.k = _checked_k(k)
@@ -136,25 +144,20 @@ class AccuracyCalculator:
         self.device = None if device is None else torch.device(device)
         if knn_func is None:
             knn_func = CustomKNN(LpDistance(normalize_embeddings=False, power=2), batch_size=256)
-        self.knn_func = knn_func
+        self.knn_func: Any = knn_func
         self.kmeans_func = kmeans_func
         self.custom_metrics = self._checked_custom_metrics(custom_metrics)
         self.per_class_labels: Tensor | None = None
         """Labels of the classes in a list of class means, in its order, after `get_accuracy`.
 
-        A metric that does not leave out lone queries lists every class of the queries instead.
+        Classes whose queries are all lone are left out, except where no class is left. A metric of one's own with
+        ``exclude_lone_queries=False`` lists all classes of the queries, ascending.
         """
         self.check_primary_metrics(include, exclude)
         self._all_selected = len(include) == 0
         self._excluded = tuple(exclude)
         self._selected = sorted(set(include or self._default_names()).difference(exclude))
         self._current = self._selected
-        clustering = set(self.requires_clustering()).intersection(self._selected)
-        if clustering and self.label_comparison_fn is not torch.eq:
-            raise NotImplementedError(
-                f"{', '.join(sorted(clustering))} cannot be computed with a label_comparison_fn: clusters are compared "
-                'by equal labels; leave them out with exclude=("NMI", "AMI")'
-            )
         self._check_clustering(self._selected)
 
     # --- what is selected ------------------------------------------------------------------------------------------
@@ -202,7 +205,7 @@ class AccuracyCalculator:
                 raise TypeError(f"{argument} must be a tuple or list of metric names, got {type(names).__name__}")
             for name in names:
                 if not self._is_known(name):
-                    known = ", ".join((*sorted(self._fixed_names()), *_NUMBERED_NAMES))
+                    known = ", ".join((*sorted(self._fixed_names()), *_retrieval.NUMBERED_NAMES))
                     raise ValueError(f"{argument} must name metrics among {known}; got {name!r}")
 
     def description(self) -> str:
@@ -218,7 +221,7 @@ class AccuracyCalculator:
     def _is_known(self, name: Any) -> bool:
         if not isinstance(name, str):
             return False
-        return name in self._fixed_names() or _retrieval.metric_named(name) is not None or vote_named(name) is not None
+        return name in self._fixed_names() or _retrieval.is_name(name)
 
     def _default_names(self) -> tuple[str, ...]:
         names = self._fixed_names()
@@ -243,17 +246,20 @@ class AccuracyCalculator:
                 raise TypeError(f"custom_metrics[{name!r}] must be a RetrievalMetric, got {type(metric).__name__}")
             if not isinstance(name, str):
                 raise TypeError(f"custom_metrics must have strings as names, got {type(name).__name__}")
-            if name in taken or _retrieval.metric_named(name) or vote_named(name):
+            if name in taken or _retrieval.is_name(name):
                 raise ValueError(f"custom_metrics must have names of their own, {name!r} is a metric already")
         return dict(custom_metrics)
 
     def _check_clustering(self, names: Sequence[str]) -> None:
-        named = sorted(set(_CLUSTERING).intersection(names))
-        if named and importlib.util.find_spec("sklearn") is None:
-            raise ModuleNotFoundError(
-                f"{', '.join(named)} needs scikit-learn, which is not installed: pip install 'exactknn[clustering]'",
-                name="sklearn",
+        clustering = sorted(set(self.requires_clustering()).intersection(names))
+        if clustering and self.label_comparison_fn is not torch.eq:
+            raise NotImplementedError(
+                f"{', '.join(clustering)} cannot be computed with a label_comparison_fn: clusters are compared "
+                'by equal labels; leave them out with exclude=("NMI", "AMI")'
             )
+        named = sorted(set(_CLUSTERING).intersection(names))
+        if named:
+            _check_sklearn(", ".join(named))
 
     def _is_ours(self, name: str) -> bool:
         """Whether no method of a subclass decides the value of this metric."""
@@ -269,7 +275,8 @@ class AccuracyCalculator:
         return functools.partial(self._from_kwargs, name)
 
     def _retrieval_metric(self, name: str) -> RetrievalMetric | None:
-        return self.custom_metrics.get(name) or vote_named(name)
+        vote = _retrieval.vote_named(name)
+        return self.custom_metrics.get(name) if vote is None else vote_metric(vote)
 
     # --- metrics as methods: for subclasses, and with arguments made by hand ----------------------------------------
 
@@ -297,13 +304,13 @@ class AccuracyCalculator:
         """Normalised mutual information, arithmetic mean of the entropies, by scikit-learn."""
         from sklearn.metrics import normalized_mutual_info_score
 
-        return float(normalized_mutual_info_score(_flat_codes(query_labels), _flat_codes(cluster_labels)))
+        return float(normalized_mutual_info_score(*_partitions(query_labels, cluster_labels)))
 
     def calculate_AMI(self, query_labels: Any, cluster_labels: Any, **kwargs: Any) -> float:
         """Adjusted mutual information, arithmetic mean of the entropies, by scikit-learn."""
         from sklearn.metrics import adjusted_mutual_info_score
 
-        return float(adjusted_mutual_info_score(_flat_codes(query_labels), _flat_codes(cluster_labels)))
+        return float(adjusted_mutual_info_score(*_partitions(query_labels, cluster_labels)))
 
     def get_cluster_labels(self, query: Tensor, query_labels: Tensor, **kwargs: Any) -> Any:
         """Cluster of each query, with as many clusters as there are distinct values in the labels."""
@@ -311,6 +318,7 @@ class AccuracyCalculator:
         _LOGGER.info("k-means of %d rows into %d clusters", len(query), num_clusters)
         if self.kmeans_func is not None:
             return self.kmeans_func(query, num_clusters)
+        _check_sklearn("k-means without a kmeans_func")
         from sklearn.cluster import KMeans
 
         kmeans = KMeans(num_clusters, n_init=1, max_iter=20, random_state=0)
@@ -342,11 +350,13 @@ class AccuracyCalculator:
         knn_labels = torch.as_tensor(kwargs["knn_labels"]).to(query_labels.device)
         labels, counts = (torch.as_tensor(part).to(query_labels.device) for part in kwargs["label_counts"])
         included = bool(kwargs.get("ref_includes_query", False))
+        comparison = kwargs.get("label_comparison_fn", self.label_comparison_fn)
         counted = torch.as_tensor(kwargs["not_lone_query_mask"]).cpu().numpy()
-        relevance = self.label_comparison_fn(query_labels.unsqueeze(1), knn_labels).cpu().numpy()
-        own = self.label_comparison_fn(labels, labels) if included else torch.zeros(len(labels))
+        relevance = comparison(query_labels.unsqueeze(1), knn_labels).cpu().numpy()
+        own = comparison(labels, labels) if included else torch.zeros(len(labels))
         codes = codes_among(query_labels, labels)
-        counted = counted & (codes >= 0)
+        known = codes >= 0
+        counted = counted & known
         relevant_counts = np.where(counted, (counts.cpu().long() - own.cpu().long()).numpy()[codes], 0)
         ranked = _retrieval.metric_named(name)
         if ranked is not None:
@@ -365,7 +375,7 @@ class AccuracyCalculator:
             relevance=torch.from_numpy(relevance),
         )
         values = _checked_values(name, metric.function(inputs), len(query_labels))
-        mask = counted if metric.exclude_lone_queries else np.ones_like(counted)
+        mask = counted if metric.exclude_lone_queries else known
         return self._average(values, codes, len(labels), mask)
 
     def _average(self, values: Floats, codes: Any, number: int, counted: Any) -> Values:
@@ -396,7 +406,8 @@ class AccuracyCalculator:
 
         Args:
             query: ``(n, d)``, finite; ``n`` at least 1.
-            query_labels: ``(n,)`` numbers, compared exactly; ``(n, columns)`` with a ``label_comparison_fn``.
+            query_labels: ``(n,)`` numbers, compared exactly; ``(n, columns)`` with a ``label_comparison_fn``, or where
+                no metric asks what is relevant.
             reference: ``(m, d)``, finite; ``None``: the queries, each left out of its own neighbours.
             reference_labels: ``(m,)`` or ``(m, columns)``, given exactly when ``reference`` is.
             ref_includes_query: the first ``n`` reference rows are the queries, each left out of its own neighbours.
@@ -410,7 +421,9 @@ class AccuracyCalculator:
         Raises:
             TypeError: what is no number, a wrong ``include``.
             ValueError: shapes, lengths, NaN or infinity (by argument and row), a reference that does not begin with the
-                queries although ``ref_includes_query`` says so, or a ``knn_func`` that returns impossible rows.
+                queries although ``ref_includes_query`` says so, or impossible answers of a function that was given.
+            NotImplementedError: a metric of clusters is named, and there is a ``label_comparison_fn``.
+            ModuleNotFoundError: clusters are wanted without scikit-learn.
         """
         self.check_primary_metrics(include, exclude)
         # Another thread may set its own selection meanwhile: this call goes on with what it has here.
@@ -436,8 +449,9 @@ class AccuracyCalculator:
                 query_labels, reference_labels = query_labels.to(dtype), reference_labels.to(dtype)
             ref_includes_query = bool(ref_includes_query)
             _check_inputs(query, query_labels, reference, reference_labels, ref_includes_query)
-            run = _Run(self, names, query, query_labels, reference, reference_labels, ref_includes_query)
-            return run.values()
+            with autocast_off(device.type):
+                run = _Run(self, names, query, query_labels, reference, reference_labels, ref_includes_query)
+                return run.values()
 
 
 class _Needs(NamedTuple):
@@ -482,7 +496,10 @@ class _Run:
                 self.ranked[name] = ranked
             elif custom is not None:
                 self.custom[name] = custom
-        self.methods_search = bool(set(self.methods).intersection(calculator.requires_knn()))
+        need_neighbours, need_clusters = set(calculator.requires_knn()), set(calculator.requires_clustering())
+        self.methods_search = bool(need_neighbours.intersection(self.methods))
+        # A method that says nothing of what it needs may look at neighbours; NMI, AMI and their like do not.
+        self.methods_look = self.methods_search or not need_clusters.issuperset(self.methods)
 
     def values(self) -> dict[str, Any]:
         """What is reported, by name."""
@@ -507,7 +524,7 @@ class _Run:
 
     def _neighbour_metrics(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Metrics of neighbours; adds to the arguments of methods what the search found."""
-        classes = QueryClasses(self.query_labels)
+        classes = Classes(self.query_labels)
         relevance = self._relevance(classes)
         relevant_counts = np.zeros(self.n, np.int64) if relevance is None else relevance.relevant_counts
         counted = relevant_counts > 0
@@ -521,11 +538,11 @@ class _Run:
             for name, values in self._ranked_values(relevance, needs, indices).items():
                 reported[name] = self.calculator._average(values, classes.codes, len(classes), counted)
         for name, metric in self.custom.items():
+            if metric.exclude_lone_queries and relevance is None:
+                raise ValueError(NO_COMPARISON)
             width = self._limit(metric.neighbors, needs.resolved)
             inputs = self._inputs(relevance, distances[:, :width], indices[:, :width])
             values = _checked_values(name, metric.function(inputs), self.n)
-            if metric.exclude_lone_queries and relevance is None:
-                raise ValueError(NO_COMPARISON)
             mask = counted if metric.exclude_lone_queries else np.ones(self.n, dtype=bool)
             reported[name] = self.calculator._average(values, classes.codes, len(classes), mask)
 
@@ -533,27 +550,28 @@ class _Run:
         lone[classes.codes[counted]] = False
         device = self.query.device
         self.calculator.per_class_labels = classes.labels[torch.from_numpy(~lone if counted.any() else lone).to(device)]
-        if self.methods:
+        kwargs["label_counts"] = (classes.labels, None if relevance is None else relevance.match_counts)
+        kwargs["lone_query_labels"] = classes.labels[torch.from_numpy(lone).to(device)]
+        kwargs["not_lone_query_mask"] = torch.from_numpy(counted).to(device)
+        if self.methods_look:
             width = min(needs.columns, needs.resolved)
-            kwargs["label_counts"] = (classes.labels, None if relevance is None else relevance.match_counts)
             kwargs["knn_labels"] = self.reference_labels[indices[:, :width]]
             kwargs["knn_distances"] = distances[:, :width]
-            kwargs["lone_query_labels"] = classes.labels[torch.from_numpy(lone).to(device)]
-            kwargs["not_lone_query_mask"] = torch.from_numpy(counted).to(device)
         return reported
 
-    def _needs(self, classes: QueryClasses, relevant_counts: Ints) -> _Needs:
+    def _needs(self, classes: Classes, relevant_counts: Ints) -> _Needs:
         most = int(relevant_counts.max())
         resolved = self._resolved(classes, relevant_counts)
         self._warn_of_small_k(most)
-        for_ranks = max((self._needed(metric, resolved, most) for metric in self.ranked.values()), default=0)
-        for_ranks = for_ranks if most else 0
+        depths = [metric.depth(resolved, most, self.available) for metric in self.ranked.values()]
+        for_ranks = max(depths, default=0) if most else 0
         given = [self._limit(metric.neighbors, resolved) for metric in self.custom.values()]
-        if self.methods:
+        if self.methods_look:
             # A method that needs neighbours may rely on all that k says; another gets what was found for the rest.
             given.append(resolved if self.methods_search else for_ranks)
         for_given = max(given, default=0)
-        by_rank = for_ranks > max(for_given, _MOST_NEIGHBOURS) and type(self.calculator.knn_func) in _OURS
+        ours = type(self.calculator.knn_func) in _OURS
+        by_rank = ours and for_ranks > for_given and _retrieval.ranks_pay(for_ranks, relevant_counts)
         return _Needs(resolved, for_ranks, for_given if by_rank else max(for_given, for_ranks), by_rank)
 
     def _ranked_values(self, relevance: Relevance, needs: _Needs, indices: Tensor) -> dict[str, Floats]:
@@ -566,12 +584,11 @@ class _Run:
         else:
             blocks = _blocks_of(relevance, indices[:, : needs.for_ranks])
         for start, stop, hits in blocks:
-            for name, metric in self.ranked.items():
-                limit = needs.resolved if metric.neighbours is None else hits.k
-                values[name][start:stop] = metric.values(hits.first(limit))
+            for name, found in _retrieval.values_of(self.ranked, hits, needs.resolved).items():
+                values[name][start:stop] = found
         return values
 
-    def _relevance(self, classes: QueryClasses) -> Relevance | None:
+    def _relevance(self, classes: Classes) -> Relevance | None:
         comparison = self.calculator.label_comparison_fn
         if comparison is not torch.eq:
             return Compared(classes, self.query_labels, self.reference_labels, self.own_included, comparison)
@@ -581,7 +598,7 @@ class _Run:
             raise ValueError(NO_COMPARISON)
         return None
 
-    def _resolved(self, classes: QueryClasses, relevant_counts: Ints) -> int:
+    def _resolved(self, classes: Classes, relevant_counts: Ints) -> int:
         """Neighbours for the metrics without a number of their own, at most those that there are."""
         per_class = np.zeros(len(classes), np.int64)
         per_class[classes.codes] = relevant_counts
@@ -593,7 +610,7 @@ class _Run:
 
     def _warn_of_small_k(self, most: int) -> None:
         k = self.calculator.k
-        affected = [name for name in _UP_TO_RELEVANT if name in self.names]
+        affected = [name for name in _retrieval.UP_TO_RELEVANT if name in self.names]
         if isinstance(k, int) and k < most and affected:
             _LOGGER.warning(
                 "k=%d is below the largest number of relevant references, %d: %s looks at %d neighbours only. "
@@ -607,18 +624,15 @@ class _Run:
     def _limit(self, neighbours: int | None, resolved: int) -> int:
         return resolved if neighbours is None else min(neighbours, self.available)
 
-    def _needed(self, metric: Metric, resolved: int, most: int) -> int:
-        return min(resolved, most) if metric.up_to_relevant else self._limit(metric.neighbours, resolved)
-
     def _search(self, columns: int) -> tuple[Tensor, Tensor]:
         """``columns`` neighbours of each query by the calculator's ``knn_func``."""
         if columns == 0:
             return self.query.new_empty((self.n, 0)), self.query.new_empty((self.n, 0), dtype=torch.long)
         _LOGGER.info("evaluating %d queries with k=%d, dimension %d", self.n, columns, self.query.shape[1])
         distances, indices = self.calculator.knn_func(self.query, columns, self.reference, self.own_included)
-        device = self.query.device
-        indices = _checked_indices(torch.as_tensor(indices, device=device), (self.n, columns), len(self.reference))
-        return torch.as_tensor(distances, device=device), indices
+        shape, device = (self.n, columns), self.query.device
+        indices = _checked_indices(torch.as_tensor(indices, device=device), shape, len(self.reference))
+        return _checked_distances(distances, shape, device), indices
 
     def _ranks(self, relevance: Relevance, columns: int) -> Iterator[tuple[int, int, Hits]]:
         """Ranks of the relevant references by a backend of ours, without a matrix of neighbours."""
@@ -666,18 +680,24 @@ def _blocks_of(relevance: Relevance, indices: Tensor) -> Iterator[tuple[int, int
         yield start, stop, Hits.from_relevance(found, relevance.relevant_counts[start:stop])
 
 
-def codes_among(labels: Tensor, known: Tensor) -> Ints:
-    """Place of each label in ``known``, -1 where it is not there, ``(n,)``."""
-    distinct, inverse = torch.unique(torch.cat([known.to(labels.dtype), labels]), dim=0, return_inverse=True)
-    place = torch.full((len(distinct),), -1, device=inverse.device)
-    place[inverse[: len(known)]] = torch.arange(len(known), device=inverse.device)
-    codes: Ints = place[inverse[len(known) :]].cpu().numpy()
-    return codes
+def _check_sklearn(what: str) -> None:
+    if importlib.util.find_spec("sklearn") is None:
+        raise ModuleNotFoundError(
+            f"{what} needs scikit-learn, which is not installed: pip install 'exactknn[clustering]'", name="sklearn"
+        )
 
 
-def _flat_codes(labels: Any) -> Any:
-    """Labels as whole numbers: which are equal is all that counts."""
-    return torch.unique(torch.as_tensor(labels, device="cpu").flatten(), return_inverse=True)[1].numpy()
+def _partitions(query_labels: Any, cluster_labels: Any) -> tuple[Any, Any]:
+    """Labels and clusters of the queries as whole numbers: which are equal is all that counts."""
+    labels, clusters = (torch.as_tensor(part, device="cpu") for part in (query_labels, cluster_labels))
+    if labels.numel() != len(labels):
+        raise ValueError(f"query_labels must have one column to be compared with clusters, got {tuple(labels.shape)}")
+    if clusters.numel() != len(labels):
+        raise ValueError(
+            f"kmeans_func must return one cluster for each of {len(labels)} rows, got shape {tuple(clusters.shape)}"
+        )
+    codes = [torch.unique(part.flatten(), return_inverse=True)[1].numpy() for part in (labels, clusters)]
+    return codes[0], codes[1]
 
 
 # --- arguments -----------------------------------------------------------------------------------------------------
@@ -695,13 +715,19 @@ def _checked_k(k: Any) -> int | str | None:
 
 
 def _tensor(values: Any, name: str) -> Tensor:
+    """Real numbers, of which torch has the type, as a dense tensor that shares the memory where it can."""
     if isinstance(values, Tensor):
         if values.layout != torch.strided:
             raise TypeError(f"{name} must be a dense tensor, got layout {values.layout}")
+        if values.is_complex():
+            raise TypeError(f"{name} must hold real numbers, got {values.dtype}")
         return values.detach().resolve_neg()
     if isinstance(values, np.ma.MaskedArray):
-        raise TypeError(f"{name} must not be a masked array: no metric leaves its entries out")
-    array = np.asarray(values)
+        raise TypeError(f"{name} must not be a masked array: masked entries have no value")
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise ValueError(f"{name} must have rows of equal length: {error}") from error
     if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
         if array.dtype.kind == "V" and array.dtype.name == "bfloat16":
             return torch.from_numpy(np.array(array).view(np.int16)).view(torch.bfloat16)
@@ -719,15 +745,11 @@ def _tensor(values: Any, name: str) -> Tensor:
 def _embeddings(values: Any, name: str, device: torch.device | None) -> Tensor:
     rows = _tensor(values, name)
     rows = rows if device is None else rows.to(device)
-    if rows.is_complex():
-        raise TypeError(f"{name} must hold real numbers, got {rows.dtype}")
     return rows if rows.dtype in (torch.float32, torch.float64) else rows.float()
 
 
 def _labels(values: Any, name: str, device: torch.device) -> Tensor:
     labels = _tensor(values, name).to(device)
-    if labels.is_complex():
-        raise TypeError(f"{name} must hold real numbers, got {labels.dtype}")
     if labels.is_floating_point():
         # float32 holds every label of a narrower type, some of which NumPy lacks.
         return labels if labels.dtype in (torch.float32, torch.float64) else labels.float()
@@ -747,7 +769,10 @@ def _common_label_dtype(query_labels: Tensor, reference_labels: Tensor) -> torch
 def _check_inputs(
     query: Tensor, query_labels: Tensor, reference: Tensor, reference_labels: Tensor, own_included: bool
 ) -> None:
-    for rows, labels, name in ((query, query_labels, "query"), (reference, reference_labels, "reference")):
+    sides = [(query, query_labels, "query")]
+    if reference is not query:
+        sides.append((reference, reference_labels, "reference"))
+    for rows, labels, name in sides:
         if rows.ndim != 2:
             raise ValueError(f"{name} must be 2-D (rows, dimensions), got shape {tuple(rows.shape)}")
         if labels.ndim not in (1, 2):
@@ -794,6 +819,18 @@ def _check_own_rows(query: Tensor, query_labels: Tensor, reference: Tensor, refe
             "reference_labels must begin with the query_labels when ref_includes_query is set, "
             f"row {row} has {reference_labels[row].tolist()} for {query_labels[row].tolist()}"
         )
+
+
+def _checked_distances(distances: Any, shape: tuple[int, int], device: torch.device) -> Tensor:
+    try:
+        values = torch.as_tensor(distances, device=device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"knn_func must return a tensor or array of distances, got {type(distances).__name__}"
+        ) from error
+    if tuple(values.shape) != shape:
+        raise ValueError(f"knn_func must return distances of shape {shape}, got {tuple(values.shape)}")
+    return values
 
 
 def _checked_indices(rows: Tensor, shape: tuple[int, int], m: int) -> Tensor:

@@ -13,10 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from exactknn import _arrays, _retrieval
+from exactknn.evaluation._relevance import Classes
 
 WEIGHTS = ("uniform", "softmax")
 
@@ -116,6 +118,7 @@ def precision_at_k(inputs: RetrievalInputs, k: int) -> Tensor:
         float64 ``(n,)``, from 0 to 1.
 
     Raises:
+        TypeError: ``k`` is not an integer.
         ValueError: ``k`` below 1, or ``inputs`` without ``relevance``.
     """
     k = _arrays.as_count(k, "k", minimum=1)
@@ -174,24 +177,15 @@ def knn_vote_metric(k: int, *, weights: str = "uniform", temperature: float = 0.
     k = _arrays.as_count(k, "k", minimum=1)
     if weights not in WEIGHTS:
         raise ValueError(f"weights must be one of {', '.join(WEIGHTS)}, got {weights!r}")
-    if not (math.isfinite(temperature) and temperature > 0):
-        raise ValueError(f"temperature must be finite and above 0, got {temperature!r}")
-    return RetrievalMetric(_Vote(float(temperature) if weights == "softmax" else None), neighbors=k)
+    temperature = _arrays.as_real(temperature, "temperature")
+    if not temperature > 0:
+        raise ValueError(f"temperature must be above 0, got {temperature:g}")
+    return vote_metric(_retrieval.Vote(k, temperature if weights == "softmax" else None))
 
 
-# Votes counted together, each of some 200 bytes on the way.
-_VOTES_AT_ONCE = 1 << 19
-
-# Names for `include`, each followed by _at_<k>.
-VOTES = {"knn_accuracy": "uniform", "knn_softmax_accuracy": "softmax"}
-
-
-def vote_named(name: str) -> RetrievalMetric | None:
-    """The vote called ``knn_accuracy_at_<k>`` or ``knn_softmax_accuracy_at_<k>``; ``None`` for any other name."""
-    parts = _retrieval.numbered(name)
-    if parts is None or parts[0] not in VOTES:
-        return None
-    return knn_vote_metric(parts[1], weights=VOTES[parts[0]])
+def vote_metric(vote: _retrieval.Vote) -> RetrievalMetric:
+    """1 where the class that wins this vote is relevant to the query, else 0."""
+    return RetrievalMetric(_VoteIsRight(vote), neighbors=vote.k)
 
 
 def _given(inputs: RetrievalInputs, name: str) -> Tensor:
@@ -203,36 +197,24 @@ def _given(inputs: RetrievalInputs, name: str) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Vote:
-    temperature: float | None
+class _VoteIsRight:
+    vote: _retrieval.Vote
 
     def __call__(self, inputs: RetrievalInputs) -> Tensor:
         labels, relevance = _given(inputs, "knn_labels"), _given(inputs, "relevance")
         n, k = relevance.shape
-        if n == 0 or k == 0:
+        if k == 0:
             return torch.zeros(n, dtype=torch.float64, device="cpu")
-        values, weights = relevance.cpu().numpy(), self._weights(inputs)
-        correct = torch.empty(n, dtype=torch.float64, device="cpu")
-        step = max(1, _VOTES_AT_ONCE // k)
+        distances = None if self.vote.temperature is None else _given(inputs, "knn_distances")
+        winners = np.empty(n, np.int64)
+        step = max(1, _retrieval.VOTES_AT_ONCE // k)
         for start in range(0, n, step):
-            block = slice(start, start + step)
+            part = slice(start, start + step)
             # Numbered within a block: classes are compared within a row only.
-            flat = labels[block].reshape(-1, *labels.shape[2:])
-            classes = torch.unique(flat, dim=None if flat.ndim == 1 else 0, return_inverse=True)[1]
-            winner = _retrieval.vote(classes.reshape(-1, k).cpu().numpy(), None if weights is None else weights[block])
-            won = values[block][range(len(winner)), winner]
-            correct[block] = torch.from_numpy(won).double()
-        return correct
-
-    def _weights(self, inputs: RetrievalInputs) -> Any:
-        if self.temperature is None:
-            return None
-        values = _given(inputs, "knn_distances").cpu().double()
-        # Nearest first: so whether larger is nearer is seen in the values. Only differences count.
-        falling = bool((values[:, 0] > values[:, -1]).any())
-        behind = values - values[:, :1] if falling else values[:, :1] - values
-        behind[values == values[:, :1]] = 0.0  # infinite ones, too
-        return torch.exp(behind / self.temperature).numpy()
+            classes = Classes(labels[part].reshape(-1, *labels.shape[2:])).codes.reshape(-1, k)
+            values = None if distances is None else distances[part].cpu().double().numpy()
+            winners[part] = self.vote.winners(classes, values)
+        return relevance.cpu().gather(1, torch.from_numpy(winners).unsqueeze(1)).squeeze(1).double()
 
 
 @dataclass(frozen=True)
@@ -253,7 +235,8 @@ class _Ndcg:
             found = self._gains(rows, neighbours[start:stop, :k], (stop - start, k))
             gains = self._gains(rows, reference.unsqueeze(0), (stop - start, m))
             if inputs.ref_includes_query:
-                gains[range(stop - start), range(start, stop)] = -1.0  # behind every other
+                own = torch.arange(start, stop, device="cpu").unsqueeze(1)
+                gains = gains.scatter(1, own, -1.0)  # behind every other
             best = torch.topk(gains, k, dim=1).values
             ideal = (best * discount).sum(dim=1)
             ndcg[start:stop] = torch.where(ideal > 0, (found * discount).sum(dim=1) / ideal, math.nan)
@@ -267,4 +250,4 @@ class _Ndcg:
         gains = given.detach().cpu().double()
         if not bool((torch.isfinite(gains) & (gains >= 0)).all()):
             raise ValueError("relevance_fn must return gains that are finite and at least 0, got another")
-        return gains.clone() if gains is given else gains
+        return gains
