@@ -1,13 +1,14 @@
 //! `exactknn._core`: the core as a Python extension module. Thin on purpose: no arithmetic happens here.
 //!
 //! ```text
-//! NumPy array ──array.rs: checked, borrowed──> MatrixRef ──search.rs, radius.rs──> interrupt.rs: detached, watched ──> core
+//! NumPy array ──array.rs: checked, borrowed──> MatrixRef ──search.rs, radius.rs, pairwise.rs──> interrupt.rs: detached, watched ──> core
 //! result or Error <──error.rs: the only map from errors to exceptions ─────────────────────────────────────────────┘
 //! ```
 
 mod array;
 mod error;
 mod interrupt;
+mod pairwise;
 mod radius;
 mod search;
 
@@ -108,6 +109,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(search::knn, module)?)?;
     module.add_function(wrap_pyfunction!(search::last_search, module)?)?;
     module.add_function(wrap_pyfunction!(radius::radius, module)?)?;
+    module.add_function(wrap_pyfunction!(pairwise::pairwise, module)?)?;
     module.add_function(wrap_pyfunction!(set_num_threads, module)?)?;
     module.add_function(wrap_pyfunction!(get_num_threads, module)?)?;
     module.add_function(wrap_pyfunction!(simd_level, module)?)?;
