@@ -1,7 +1,8 @@
 """Retrieval evaluation for PyTorch embeddings.
 
 Nearest-neighbour backends, called as ``knn(query, k, reference, ref_includes_query)``. They also serve as the
-``knn_func`` of pytorch-metric-learning's ``AccuracyCalculator``.
+``knn_func`` of pytorch-metric-learning's ``AccuracyCalculator``. ``MatchFinder`` finds the pairs that match at a
+threshold.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ except ModuleNotFoundError as error:
     ) from error
 
 from exactknn.evaluation.knn import CustomKNN, RustKNN
+from exactknn.evaluation.match import MatchFinder
 
 __all__ = [
     "CustomKNN",
+    "MatchFinder",
     "RustKNN",
 ]

@@ -227,7 +227,7 @@ def each_block(
         take(mat.detach(), start)
 
     with torch.no_grad(), autocast_off(query.device.type):
-        if _is_batched(distance):
+        if is_batched(distance):
             # A copy, because its function for the blocks belongs to this call and not to the object.
             batched = copy.copy(distance)
             batched.iter_fn = checked
@@ -237,7 +237,8 @@ def each_block(
                 checked(distance(query[start : start + rows], reference), start, start + rows)
 
 
-def _is_batched(distance: Any) -> bool:
+def is_batched(distance: Any) -> bool:
+    """Whether this is a ``BatchedDistance``, of this package or of pytorch-metric-learning."""
     if isinstance(distance, BatchedDistance):
         return True
     return any(
