@@ -5,8 +5,8 @@ mod common;
 use std::num::NonZero;
 
 use exactknn_core::{
-    Argument, Element, Error, Level, MatrixRef, Metric, Monitor, Output, Pairwise, PairwiseOptions, PoolHandle, Simd, bf16,
-    f16, reference,
+    Argument, Element, Error, Level, MatrixRef, Metric, Monitor, Output, Pairwise, PairwiseOptions, PoolHandle, Simd,
+    bf16, f16, reference,
 };
 use proptest::prelude::*;
 
@@ -96,10 +96,7 @@ fn what_cannot_be_measured_is_refused() {
     let mut bad = data.clone();
     bad[2311][2] = f32::NAN;
     bad[2999][0] = f32::INFINITY;
-    assert!(matches!(
-        refusal(&bad, &data),
-        Error::NonFinite { argument: Argument::Query, row: 2311, column: 2, .. }
-    ));
+    assert!(matches!(refusal(&bad, &data), Error::NonFinite { argument: Argument::Query, row: 2311, column: 2, .. }));
     assert!(matches!(
         refusal(&data, &bad),
         Error::NonFinite { argument: Argument::Reference, row: 2311, column: 2, .. }

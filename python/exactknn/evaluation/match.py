@@ -335,7 +335,8 @@ def _dtype_of_values(support: NativeSupport, query: Tensor, reference: Tensor) -
 def _core_bound(threshold: float, dtype: torch.dtype, inverted: bool) -> float | None:
     """The bound that decides in the core as ``threshold`` decides on a tensor of ``dtype``.
 
-    The core compares values rounded to float32, or float64 for float64 rows, with a finite float64 number.
+    The core compares values rounded to float32, or float64 for float64 rows, with a finite float64 number. The largest
+    of these stands for an infinity: only an inner product of exactly that value, of float64 rows, is taken for one.
 
     Returns:
         The bound; ``None`` if every pair keeps to the threshold.
@@ -351,7 +352,8 @@ def _largest_within(threshold: float, dtype: torch.dtype) -> float:
     rounded = torch.tensor(threshold, dtype=dtype)
     if dtype not in HALF_DTYPES or rounded.isinf():
         return float(rounded)
-    # Half types are what the values are rounded to last. Their bits count up with the magnitude.
+    # Half types are what values of normalised rows, all within 4 of zero, are rounded to last. Their bits count up with
+    # the magnitude.
     bits = int(rounded.view(torch.int16))
     bits = 1 if rounded == 0 else bits + 1 if rounded > 0 else bits - 1
     above = torch.tensor(bits, dtype=torch.int16).view(dtype)
