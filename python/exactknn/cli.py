@@ -1,10 +1,10 @@
-"""The command line: ``exactknn search`` and ``exactknn info``.
+"""The command line: ``exactknn search``, ``exactknn match`` and ``exactknn info``.
 
 ::
 
     argv --> arguments --> headers of the files --> outputs staged --> vectors loaded --> _core.knn --> outputs renamed
-             (argparse)    (_files)                 (_files)           (_files)           + progress    into place
-                 |             |                        |                                     |
+             (argparse)    (_files)                 (_files)           (_files)           _core.radius  into place
+                 |             |                        |                                 + progress
                  +-------------+------------------------+---- one line on stderr, exit code --+
 
 Whatever can be refused is refused before the search starts. NumPy and the extension module are imported where they
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import signal
 import sys
@@ -25,7 +26,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from exactknn import _METRICS
 
 if TYPE_CHECKING:
-    from exactknn._files import OutputFile, VectorFile
+    import numpy as np
+
+    from exactknn._arrays import Pair
+    from exactknn._files import OutputFile, Pairs, VectorFile
+    from exactknn._progress import Report
 
 EXIT_FAILURE = 1
 """Nothing wrong with what was asked, but it could not be done: no memory, a full disk, a bug."""
@@ -47,9 +52,7 @@ exit codes:
   0 done   1 could not be done   2 refused (arguments or a file)   130 interrupted
 """
 
-_SEARCH_DESCRIPTION = """\
-Find the k nearest reference vectors of every query vector.
-
+_FORMATS = """\
 Vectors are read from
   .npy, .npz           NumPy: one 2-D array of float16, float32, float64 or 8- or 16-bit integers, never pickled;
                        file.npz:name chooses among several arrays
@@ -58,6 +61,11 @@ Vectors are read from
   .fbin, .u8bin, .i8bin
                        uint32 rows, uint32 dimension, then float32, uint8 or int8 values
 Integers are searched as float32 values, which hold them exactly.
+"""
+
+_SEARCH_DESCRIPTION = """\
+Find the k nearest reference vectors of every query vector.
+
 """
 
 _SEARCH_EPILOG = """\
@@ -70,6 +78,27 @@ examples:
 
   # read the result
   python -c "import numpy; print(numpy.load('neighbours.npz')['indices'])"
+"""
+
+_MATCH_DESCRIPTION = """\
+Find all pairs of vectors whose distance is at most a threshold, such as near-duplicates.
+
+Without --reference the vectors are compared among themselves: every pair is written once, the lower row number first,
+and no vector is paired with itself. The threshold is rounded to the type of the distances (float32, or float64 for
+float64 vectors), so that a distance that was written matches at that number.
+
+"""
+
+_MATCH_EPILOG = """\
+examples:
+  # near-duplicates in a file of embeddings
+  exactknn match --query embeddings.npy --metric cosine --threshold 0.05 --output pairs.csv
+
+  # rows of the test set that are in the training set
+  exactknn match --query test.npy --reference train.npy --threshold 0 --output leaks.csv
+
+  # read the result
+  python -c "import numpy; print(numpy.load('pairs.npz')['query'])"
 """
 
 _INFO_EPILOG = """\
@@ -155,7 +184,7 @@ def _run(argv: Sequence[str] | None) -> int:
         print(f"exactknn {__version__}")
         return 0
     if arguments.command is None:
-        parser.error("a command is wanted: search or info")
+        parser.error("a command is wanted: search, match or info")
     command: Callable[[argparse.Namespace], int] = arguments.run
     return command(arguments)
 
@@ -187,38 +216,14 @@ def _parser() -> argparse.ArgumentParser:
     search = commands.add_parser(
         "search",
         help="find the nearest neighbours of the vectors in a file",
-        description=_SEARCH_DESCRIPTION,
+        description=_SEARCH_DESCRIPTION + _FORMATS,
         epilog=_SEARCH_EPILOG,
         formatter_class=raw,
         allow_abbrev=False,
     )
     search.set_defaults(run=_search)
-    search.add_argument("--query", required=True, metavar="Q", help="file of the query vectors")
-    search.add_argument(
-        "--reference",
-        metavar="R",
-        help="file of the vectors to search among; without it, the queries among themselves, each without itself",
-    )
+    _add_search_options(search)
     search.add_argument("-k", required=True, type=_positive, metavar="K", help="neighbours of each query, at least 1")
-    search.add_argument(
-        "--metric",
-        choices=_METRICS,
-        default="sqeuclidean",
-        help="what to rank by: sqeuclidean (default), euclidean and cosine (1 - similarity) smallest first, "
-        "inner_product largest first; cityblock, chebyshev and minkowski (see --p) smallest first",
-    )
-    search.add_argument(
-        "--p",
-        type=_exponent,
-        metavar="P",
-        help="exponent of minkowski, above 0: 1 is cityblock, 2 (default) euclidean, inf chebyshev",
-    )
-    search.add_argument(
-        "--exclude-self",
-        action="store_true",
-        help="the queries are the first rows of the reference: query i never returns row i",
-    )
-    search.add_argument("--threads", type=_positive, metavar="N", help="threads to use (default: the cores available)")
     search.add_argument(
         "--output",
         required=True,
@@ -226,10 +231,30 @@ def _parser() -> argparse.ArgumentParser:
         help=".npz (arrays distances and indices), or .ivecs or .ibin (indices alone, int32)",
     )
     search.add_argument("--distances", metavar="OUT2", help="write the distances here too: .fbin or .fvecs (float32)")
-    search.add_argument(
-        "--progress",
-        action=argparse.BooleanOptionalAction,
-        help="show progress on stderr (default: when that is a terminal)",
+
+    match = commands.add_parser(
+        "match",
+        help="find all pairs of vectors within a distance, such as near-duplicates",
+        description=_MATCH_DESCRIPTION + _FORMATS,
+        epilog=_MATCH_EPILOG,
+        formatter_class=raw,
+        allow_abbrev=False,
+    )
+    match.set_defaults(run=_match)
+    _add_search_options(match)
+    match.add_argument(
+        "--threshold",
+        required=True,
+        type=_real,
+        metavar="T",
+        help="the largest distance of a pair, in the units of the metric (sqeuclidean: squared); "
+        "for inner_product the least product",
+    )
+    match.add_argument(
+        "--output",
+        required=True,
+        metavar="OUT",
+        help=".csv (lines query,reference,distance below a header), or .npz (arrays of these names)",
     )
 
     info = commands.add_parser(
@@ -243,6 +268,50 @@ def _parser() -> argparse.ArgumentParser:
     info.set_defaults(run=_info)
     info.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
+
+
+def _add_search_options(parser: argparse.ArgumentParser) -> None:
+    """Add what all searches share."""
+    parser.add_argument("--query", required=True, metavar="Q", help="file of the query vectors")
+    parser.add_argument(
+        "--reference",
+        metavar="R",
+        help="file of the vectors to search among; without it, the queries among themselves, each without itself",
+    )
+    parser.add_argument(
+        "--metric",
+        choices=_METRICS,
+        default="sqeuclidean",
+        help="what to rank by: sqeuclidean (default), euclidean and cosine (1 - similarity) smallest first, "
+        "inner_product largest first; cityblock, chebyshev and minkowski (see --p) smallest first",
+    )
+    parser.add_argument(
+        "--p",
+        type=_exponent,
+        metavar="P",
+        help="exponent of minkowski, above 0: 1 is cityblock, 2 (default) euclidean, inf chebyshev",
+    )
+    parser.add_argument(
+        "--exclude-self",
+        action="store_true",
+        help="the queries are the first rows of the reference: query i never returns row i",
+    )
+    parser.add_argument("--threads", type=_positive, metavar="N", help="threads to use (default: the cores available)")
+    parser.add_argument(
+        "--progress",
+        action=argparse.BooleanOptionalAction,
+        help="show progress on stderr (default: when that is a terminal)",
+    )
+
+
+def _real(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise argparse.ArgumentTypeError(f"wanted a finite number, got {text!r}")
+    return number
 
 
 def _positive(text: str) -> int:
@@ -271,12 +340,9 @@ def _exponent(text: str) -> float:
 def _search(arguments: argparse.Namespace) -> int:
     from exactknn import _files
 
-    if arguments.p is not None and arguments.metric != "minkowski":
-        raise CommandError(f"--p is for --metric minkowski only, got --metric {arguments.metric}")
     try:
-        query = _files.open_vectors(arguments.query)
-        reference = None if arguments.reference is None else _files.open_vectors(arguments.reference)
-        _check_shapes(query, reference, arguments)
+        query, reference = _open_inputs(arguments)
+        _check_count(query, reference, arguments)
         with contextlib.ExitStack() as stack:
             outputs = _open_outputs(query, reference, arguments, stack)
             distances, indices = _neighbours(query, reference, arguments)
@@ -298,20 +364,32 @@ def _search(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _check_shapes(query: VectorFile, reference: VectorFile | None, arguments: argparse.Namespace) -> None:
-    """Refuse what the headers already show to be impossible, in the words of the command line."""
+def _open_inputs(arguments: argparse.Namespace) -> tuple[VectorFile, VectorFile | None]:
+    """Open the vectors and refuse what the headers show to be impossible, in the words of the command line."""
+    from exactknn import _files
+
+    if arguments.p is not None and arguments.metric != "minkowski":
+        raise CommandError(f"--p is for --metric minkowski only, got --metric {arguments.metric}")
+    query = _files.open_vectors(arguments.query)
+    reference = None if arguments.reference is None else _files.open_vectors(arguments.reference)
     source = reference or query
     if query.dimension != source.dimension:
         raise CommandError(
             f"--query {query.path} has dimension {query.dimension}, --reference {source.path} has {source.dimension}; "
             "they must be equal"
         )
-    exclude_self = reference is None or arguments.exclude_self
-    if exclude_self and query.rows > source.rows:
+    if arguments.exclude_self and query.rows > source.rows:
         raise CommandError(
             f"--exclude-self: the queries must be the first rows of the reference, but --query {query.path} has "
             f"{query.rows} rows and --reference {source.path} has {source.rows}"
         )
+    return query, reference
+
+
+def _check_count(query: VectorFile, reference: VectorFile | None, arguments: argparse.Namespace) -> None:
+    """Refuse a ``-k`` that is too large for the files."""
+    source = reference or query
+    exclude_self = reference is None or arguments.exclude_self
     most = source.rows - 1 if exclude_self else source.rows
     if arguments.k > most:
         without = ", of which a query may return all but itself" if exclude_self else ""
@@ -339,11 +417,18 @@ def _open_outputs(
         if _files.same_file(arguments.output, arguments.distances):
             raise CommandError(f"--output and --distances are one file: {arguments.distances}")
         paths.append(arguments.distances)
+    _check_inputs_stay(paths, query, reference)
+    return [stack.enter_context(_files.OutputFile(path)) for path in paths]
+
+
+def _check_inputs_stay(paths: Sequence[str], query: VectorFile, reference: VectorFile | None) -> None:
+    """Refuse an output that would replace an input."""
+    from exactknn import _files
+
     for path in paths:
         for vectors in (query, reference):
             if vectors is not None and _files.same_file(path, vectors.source):
                 raise CommandError(f"{path}: the output would replace the input {vectors.path}")
-    return [stack.enter_context(_files.OutputFile(path)) for path in paths]
 
 
 def _common_dtype(query: VectorFile, reference: VectorFile | None) -> Any:
@@ -354,28 +439,127 @@ def _common_dtype(query: VectorFile, reference: VectorFile | None) -> Any:
 
 
 def _neighbours(query: VectorFile, reference: VectorFile | None, arguments: argparse.Namespace) -> tuple[Any, Any]:
-    from exactknn import _arrays, _core, _progress
+    from exactknn import _arrays, _core
 
     pair = _arrays.as_pair(query.load(), None if reference is None else reference.load())
+    with _searching(arguments) as progress:
+        return _core.knn(
+            pair.query,
+            pair.reference,
+            arguments.k,
+            arguments.metric,
+            exclude_self=reference is None or arguments.exclude_self,
+            num_threads=arguments.threads,
+            progress=progress,
+            p=arguments.p,
+        )
+
+
+@contextlib.contextmanager
+def _searching(arguments: argparse.Namespace) -> Iterator[Report | None]:
+    """Show progress where it is wanted, and put what the core refuses into one line."""
+    from exactknn import _progress
+
     shown = arguments.progress
     if shown is None:
         shown = sys.stderr is not None and sys.stderr.isatty()
     with _progress.reporting(bool(shown)) as progress:
         try:
-            return _core.knn(
-                pair.query,
-                pair.reference,
-                arguments.k,
-                arguments.metric,
-                exclude_self=reference is None or arguments.exclude_self,
-                num_threads=arguments.threads,
-                progress=progress,
-                p=arguments.p,
-            )
+            yield progress
         except (ValueError, TypeError) as error:
             raise CommandError(str(error)) from error
         except RuntimeError as error:
             raise CommandError(f"this is a bug in exactknn, please report it: {error}", EXIT_FAILURE) from error
+
+
+# --- match ---------------------------------------------------------------------------------------------------------
+
+_FIRST_CELLS = 1 << 24
+"""Pairs of rows that are looked at before anything is known of how many match."""
+_BLOCK_PAIRS = 1 << 21
+"""Matches that a block of queries is to have at most, as far as the block before it tells."""
+_BLOCK_QUERIES = 1 << 14
+"""Queries of a block at most. For each block the core packs the references once more."""
+
+
+def _match(arguments: argparse.Namespace) -> int:
+    import numpy as np
+
+    from exactknn import _arrays, _files
+
+    try:
+        query, reference = _open_inputs(arguments)
+        suffix = _files.check_output_suffix(arguments.output, _files.PAIR_SUFFIXES, "--output")
+        dtype = np.dtype(np.float64 if _common_dtype(query, reference) == np.float64 else np.float32)
+        threshold = _rounded(arguments.threshold, dtype)
+        _check_inputs_stay([arguments.output], query, reference)
+        with _files.OutputFile(arguments.output) as output:
+            pair = _arrays.as_pair(query.load(), None if reference is None else reference.load())
+            blocks = _matches(pair, threshold, arguments)
+            count = _files.write_pairs(output.stream, suffix, blocks, dtype)
+            output.finish()
+            output.commit()
+    except _files.FileError as error:
+        raise CommandError(str(error)) from error
+    among = "among themselves" if reference is None else f"with {reference.rows} references"
+    print(f"wrote {output.path}: {count} pairs of {query.rows} queries {among}")
+    return 0
+
+
+def _rounded(threshold: float, dtype: np.dtype[Any]) -> float:
+    """The threshold in the type of the distances, in which one that was written is the number that was compared."""
+    import numpy as np
+
+    with np.errstate(over="ignore"):
+        rounded = float(dtype.type(threshold))
+    if math.isinf(rounded):
+        raise CommandError(f"--threshold {threshold:g} is beyond {dtype.name}, the type of the distances")
+    return rounded
+
+
+def _matches(pair: Pair, threshold: float, arguments: argparse.Namespace) -> Iterator[Pairs]:
+    """Find the pairs within the threshold, block by block of queries."""
+    import numpy as np
+
+    from exactknn import _core, _files
+
+    among_themselves, searched, n = pair.reference is None, pair.searched, len(pair.query)
+    start, rows = 0, min(_FIRST_CELLS // max(1, len(searched)) + 1, _BLOCK_QUERIES)
+    with _searching(arguments) as progress:
+        # No distance is below zero: this only finds a row that is not finite, by its number in the file.
+        _core.radius(pair.query, pair.reference, -1.0, "sqeuclidean", num_threads=arguments.threads)
+        while start < n:
+            stop = min(start + rows, n)
+            # Among themselves the lower row is the query: rows before a block have met it when they were queries.
+            first = start if among_themselves else 0
+            indptr, found, distances = _core.radius(
+                pair.query[start:stop],
+                searched[first:],
+                threshold,
+                arguments.metric,
+                sort=False,
+                num_threads=arguments.threads,
+                progress=_part_of(progress, _share(start, n, among_themselves), _share(stop, n, among_themselves)),
+                p=arguments.p,
+            )
+            assert distances is not None, "they were asked for"
+            query, reference = np.repeat(np.arange(start, stop), np.diff(indptr)), found + first
+            if among_themselves or arguments.exclude_self:
+                wanted = reference > query if among_themselves else reference != query
+                query, reference, distances = query[wanted], reference[wanted], distances[wanted]
+            yield _files.Pairs(query, reference, distances)
+            start, rows = stop, min(rows * _BLOCK_PAIRS // max(1, len(found)), 2 * rows, _BLOCK_QUERIES)
+            rows = max(1, rows)
+
+
+def _share(row: int, n: int, among_themselves: bool) -> float:
+    """The finished fraction when all queries before `row` are."""
+    return 1 - (1 - row / n) ** 2 if among_themselves else row / n
+
+
+def _part_of(progress: Report | None, start: float, stop: float) -> Report | None:
+    """What to tell of a part of the work that goes from one fraction of the whole to another."""
+    return None if progress is None else lambda fraction: progress(start + (stop - start) * fraction)
 
 
 # --- info ----------------------------------------------------------------------------------------------------------
