@@ -268,9 +268,6 @@ class MatchFinder:
         number = self._threshold(threshold)
         reference = query_emb if ref_emb is None else ref_emb
         check_embeddings(self.distance, query_emb, reference, _NAMES, arrays_go_to=_ELSEWHERE)
-        check_finite(query_emb, "query_emb")
-        if reference is not query_emb:
-            check_finite(reference, "ref_emb")
         return query_emb, reference, number
 
     def _each_block_of_matches(self, query: Tensor, reference: Tensor, threshold: float, take: Take) -> None:
@@ -292,6 +289,10 @@ class _NativeSearch:
     def __init__(
         self, support: NativeSupport, query: Tensor, reference: Tensor, threshold: float, inverted: bool
     ) -> None:
+        # By the names and row numbers of the whole, which the core does not know.
+        check_finite(query, _NAMES[0])
+        if reference is not query:
+            check_finite(reference, _NAMES[1])
         self.support = support
         self.pair = native_pair(query, reference)
         self.bound = _core_bound(threshold, _dtype_of_values(support, query, reference), inverted)
