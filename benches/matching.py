@@ -1,11 +1,12 @@
 """All matching pairs of rows among themselves: `MatchFinder.get_match_indices` beside a torch loop over blocks.
 
-    python -m benches.matching [--rows N --dimension D --block B]
+    python -m benches.matching [--rows N --dimension D --block B --share S]
 
 Rows lie in clusters of about ten, unit length; a pair matches at a squared Euclidean distance of at most 1. Each side
-runs in a process of its own, on the same rows, with all cores that the process may use: its time, and the highest
-resident size less the one before. The torch loops are what one writes by hand: blocks of rows, `torch.cdist` or a
-matrix product, compared, `nonzero`.
+runs in a process of its own, on the same rows, with all cores that the process may use: its time, the time of its
+cores, and the highest resident size less the one before. The torch loops are what one writes by hand: blocks of rows,
+`torch.cdist` or a matrix product, compared, `nonzero`. Every block takes as long as any other, so `--share` lets them
+do a part of the blocks, and their times are scaled up.
 
 The answers are compared before the figures are printed. float32 products may decide a pair otherwise when it is within
 rounding of the threshold; any other difference ends the run with exit code 1.
@@ -38,30 +39,31 @@ THRESHOLD = 1.0
 MADE_AT_ONCE = 8192
 NEAR = 1e-5  # of the threshold: float32 products of unit rows are wrong by less
 
-Find = Callable[[torch.Tensor, int], torch.Tensor]
+Find = Callable[[torch.Tensor, range], torch.Tensor]
+"""Takes the rows and where their blocks start; what `range.stop` leaves out need not be found."""
 
 
-def exactknn_finder(rows: torch.Tensor, block: int) -> torch.Tensor:
-    """This package; it has no use for a block."""
+def exactknn_finder(rows: torch.Tensor, blocks: range) -> torch.Tensor:
+    """This package: all pairs, whatever the blocks."""
     finder = MatchFinder(LpDistance(normalize_embeddings=False, power=2), threshold=THRESHOLD)
     return finder.get_match_indices(rows)
 
 
-def torch_cdist(rows: torch.Tensor, block: int) -> torch.Tensor:
+def torch_cdist(rows: torch.Tensor, blocks: range) -> torch.Tensor:
     """Distances of a block at a time; `cdist` takes the root."""
     found = []
-    for start in range(0, len(rows), block):
-        pairs = (torch.cdist(rows[start : start + block], rows) <= THRESHOLD**0.5).nonzero()
+    for start in blocks:
+        pairs = (torch.cdist(rows[start : start + blocks.step], rows) <= THRESHOLD**0.5).nonzero()
         pairs[:, 0] += start
         found.append(pairs)
     return torch.cat(found)
 
 
-def torch_product(rows: torch.Tensor, block: int) -> torch.Tensor:
+def torch_product(rows: torch.Tensor, blocks: range) -> torch.Tensor:
     """Squared norms and a matrix product, in one buffer: the fastest that torch offers."""
     norms, found = rows.square().sum(1), []
-    for start in range(0, len(rows), block):
-        mine = slice(start, start + block)
+    for start in blocks:
+        mine = slice(start, start + blocks.step)
         squared = torch.addmm(norms, rows[mine], rows.t(), alpha=-2).add_(norms[mine, None])
         pairs = (squared <= THRESHOLD).nonzero()
         pairs[:, 0] += start
@@ -81,23 +83,22 @@ def made(count: int, dimension: int) -> npt.NDArray[np.float32]:
     return rows
 
 
-def measure(side: str, count: int, dimension: int, block: int, output: str) -> dict[str, float]:
-    """Run one side here and save its pairs."""
+def measure(side: str, count: int, dimension: int, block: int, searched: int, output: str) -> dict[str, float]:
+    """Run one side here, the torch loops for the first `searched` rows, and save its pairs."""
     rows = torch.from_numpy(made(count, dimension))
-    SIDES[side](rows[:2048], block)  # what is loaded or built on first use is not part of it
+    SIDES[side](rows[:2048], range(0, 2048, block))  # what is loaded or built on first use is not part of it
     before = psutil.Process().memory_info().rss
-    start = time.perf_counter()
-    pairs = SIDES[side](rows, block)
-    seconds = time.perf_counter() - start
+    start, start_of_cores = time.perf_counter(), time.process_time()
+    pairs = SIDES[side](rows, range(0, searched, block))
+    seconds, of_cores = time.perf_counter() - start, time.process_time() - start_of_cores
     highest = peak()
     np.save(output, pairs.numpy())
-    return {"seconds": seconds, "before": before, "peak": highest}
+    return {"seconds": seconds, "of cores": of_cores, "before": before, "peak": highest}
 
 
-def in_own_process(side: str, output: Path, options: argparse.Namespace) -> dict[str, Any]:
+def in_own_process(call: dict[str, Any]) -> dict[str, Any]:
     """`measure` in a fresh process."""
-    call = {"side": side, "count": options.rows, "dimension": options.dimension, "block": options.block}
-    command = [sys.executable, "-m", "benches.matching", "--one", json.dumps(call | {"output": str(output)})]
+    command = [sys.executable, "-m", "benches.matching", "--one", json.dumps(call)]
     here = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     # A machine may tell OpenBLAS to pretend to be an older one.
     environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_CORETYPE"}
@@ -123,31 +124,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--dimension", type=int, default=128)
     parser.add_argument("--block", type=int, default=1024, help="rows of a block of the torch loops")
+    parser.add_argument("--share", type=float, default=1.0, help="share of the blocks that the torch loops do")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.one:
         print(json.dumps(measure(**json.loads(options.one))))
         return 0
     rows = made(options.rows, options.dimension)
+    # Whole blocks, so that scaling is fair.
+    searched = min(options.rows, max(1, round(options.share * options.rows / options.block)) * options.block)
     with tempfile.TemporaryDirectory() as folder:
         found, measured = {}, {}
         for number, side in enumerate(SIDES):
             output = Path(folder) / f"{number}.npy"
-            measured[side] = in_own_process(side, output, options)
+            call = {"side": side, "count": options.rows, "dimension": options.dimension, "block": options.block}
+            measured[side] = in_own_process(call | {"searched": searched, "output": str(output)})
             found[side] = np.load(output)
             output.unlink()
     ours = found["exactknn"]
     print(f"{cpu()}, {cores()} cores, torch {torch.__version__}")
-    print(f"{options.rows} x {options.dimension}, {len(ours) / len(rows):.1f} matches a row\n")
-    print("| side | seconds | times ours | memory added | pairs decided otherwise |")
-    print("|---|--:|--:|--:|--:|")
-    same = True
+    print(f"{options.rows} x {options.dimension}, {len(ours) / len(rows):.1f} matches a row")
+    if searched < len(rows):
+        print(f"torch loops: {searched} rows, times scaled up")
+    print("\n| side | seconds | times ours | of cores | times ours | memory added | pairs decided otherwise |")
+    print("|---|--:|--:|--:|--:|--:|--:|")
+    same, own = True, measured["exactknn"]
     for side, figures in measured.items():
-        distances = differing(ours, found[side], rows)
+        scale = 1.0 if side == "exactknn" else len(rows) / searched
+        distances = differing(ours[ours[:, 0] < searched], found[side][found[side][:, 0] < searched], rows)
         same &= all(abs(distance - THRESHOLD) <= NEAR for distance in distances)
-        times = figures["seconds"] / measured["exactknn"]["seconds"]
-        memory = f"{added(figures) / MIB:,.0f} MiB"
-        print(f"| {side} | {figures['seconds']:.2f} | {times:.1f} | {memory} | {len(distances)} |")
+        cells = [side]
+        for clock in ("seconds", "of cores"):
+            cells += [f"{scale * figures[clock]:.1f}", f"{scale * figures[clock] / own[clock]:.1f}"]
+        print("| " + " | ".join([*cells, f"{added(figures) / MIB:,.0f} MiB", str(len(distances))]) + " |")
     print("\nThe answers are the same, up to rounding." if same else "\nThe answers differ.")
     return 0 if same else 1
 
