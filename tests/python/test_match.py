@@ -606,6 +606,26 @@ def test_integers_are_refused(distance):
             call(x, x)
 
 
+def test_rows_without_columns_are_refused():
+    finder, x = MatchFinder(LpDistance(), 0.5), torch.empty(3, 0)
+    for call in (finder.get_match_matrix, finder.get_match_indices, finder.is_match):
+        with pytest.raises(ValueError, match=r"^(query_emb|x) must have at least one column, got 0$"):
+            call(x, x)
+
+
+def test_another_default_device_or_type_changes_nothing():
+    x, finder = rows(6, 4, dtype=torch.float16), MatchFinder(LpDistance(power=2), 0.7)
+    wanted = finder.get_match_matrix(x)
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):
+            assert finder.get_match_matrix(x).equal(wanted)
+            assert finder.get_match_indices(x).equal(wanted.nonzero())
+            assert finder.is_match(x, x).tolist() == [True] * 6
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_a_distance_of_a_wrong_shape_is_refused():
     class Wrong(PairsOnly):
         def __call__(self, query, reference):

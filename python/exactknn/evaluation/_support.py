@@ -141,7 +141,7 @@ def native_support(distance: Any, query: Tensor, reference: Tensor, names: Names
     """How the core computes a distance of these tensors, or why it does not.
 
     Raises:
-        ValueError: the core would, but the tensors are of no floating type that distances take.
+        ValueError: the core would, but the tensors are of no floating type that distances take, or have no columns.
     """
     support = native_metric(distance)
     if support.metric is None:
@@ -154,6 +154,8 @@ def native_support(distance: Any, query: Tensor, reference: Tensor, names: Names
     # The core has no integer rows, and no distance here takes them: say so before the conversion does.
     check_floating(query, names[0])
     check_floating(reference, names[1])
+    if query.shape[1] == 0:
+        raise ValueError(f"{names[0]} must have at least one column, got 0")
     return support
 
 

@@ -350,19 +350,18 @@ def _core_bound(threshold: float, dtype: torch.dtype, inverted: bool) -> float |
 
 def _largest_within(threshold: float, dtype: torch.dtype) -> float:
     """The largest number that, rounded to ``dtype``, is at most ``threshold`` rounded to ``dtype``."""
-    rounded = torch.tensor(threshold, dtype=dtype)
+    rounded = torch.tensor(threshold, dtype=dtype, device="cpu")
     if dtype not in HALF_DTYPES or rounded.isinf():
         return float(rounded)
     # Half types are what values of normalised rows, all within 4 of zero, are rounded to last. Their bits count up with
     # the magnitude.
     bits = int(rounded.view(torch.int16))
     bits = 1 if rounded == 0 else bits + 1 if rounded > 0 else bits - 1
-    above = torch.tensor(bits, dtype=torch.int16).view(dtype)
+    above = torch.tensor(bits, dtype=torch.int16, device="cpu").view(dtype)
     # Exact in float32, where the values come from; a middle itself goes to the even neighbour.
     middle = (float(rounded) + float(above)) / 2
-    return (
-        middle if torch.tensor(middle, dtype=torch.float32).to(dtype) <= rounded else math.nextafter(middle, -math.inf)
-    )
+    of_middle = torch.tensor(middle, dtype=torch.float32, device="cpu").to(dtype)
+    return middle if of_middle <= rounded else math.nextafter(middle, -math.inf)
 
 
 def _measured_by_torch(distance: Any, x: Tensor, y: Tensor) -> Any:
