@@ -3,6 +3,7 @@
 mod common;
 
 use std::num::NonZero;
+use std::slice::from_ref;
 
 use exactknn_core::{
     Argument, Element, Error, Level, MatrixRef, Metric, Monitor, Output, Pairwise, PairwiseOptions, PoolHandle, Simd,
@@ -37,7 +38,7 @@ fn check<E: Element>(query: &[Vec<E>], references: &[Vec<E>], metric: Metric) {
     let truth: Vec<E::Output> = query
         .iter()
         .zip(references)
-        .flat_map(|(q, r)| reference::knn(metric, &[q.clone()], &[r.clone()], 1, false).values)
+        .flat_map(|(q, r)| reference::knn(metric, from_ref(q), from_ref(r), 1, false).values)
         .collect();
     for simd in levels() {
         for threads in [1, 3] {
