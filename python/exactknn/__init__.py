@@ -102,8 +102,7 @@ def knn(
     exclude_self = _whether_to_exclude_self(exclude_self, reference)
     pair = _arrays.as_pair(query, reference)
     if count is None:
-        among = pair.query if pair.reference is None else pair.reference
-        count = max(len(among) - exclude_self, 0)
+        count = max(len(pair.searched) - exclude_self, 0)
     with _progress.reporting(progress) as report:
         return _core.knn(
             pair.query,

@@ -48,6 +48,11 @@ class Pair(NamedTuple):
     reference: npt.NDArray[Any] | None
     bfloat16: bool
 
+    @property
+    def searched(self) -> npt.NDArray[Any]:
+        """The rows that are searched: the reference, or the query where there is none."""
+        return self.query if self.reference is None else self.reference
+
 
 def as_count(value: Any, name: str, *, minimum: int) -> int:
     """Return ``value`` as an ``int`` of at least ``minimum``.
@@ -89,14 +94,14 @@ def as_exponent(value: Any, name: str) -> float:
     return exponent
 
 
-def as_real(value: Any, name: str) -> float:
-    """Return ``value`` as a finite ``float``.
+def as_real(value: Any, name: str, *, finite: bool = True) -> float:
+    """Return ``value`` as a ``float``, which is never NaN and is finite unless ``finite`` is False.
 
     Python's and NumPy's integers and floats count; booleans, texts and arrays do not.
 
     Raises:
         TypeError: ``value`` is not a real number.
-        ValueError: ``value`` is a NaN, an infinity, or beyond the range of float64.
+        ValueError: ``value`` is a NaN, an infinity where that is not taken, or beyond the range of float64.
     """
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a real number, got {value!r} of type {type(value).__name__}")
@@ -104,8 +109,10 @@ def as_real(value: Any, name: str) -> float:
         real = float(value)
     except OverflowError:
         raise ValueError(f"{name} must be a finite number, got one beyond the range of float64") from None
-    if not np.isfinite(real):
+    if finite and not np.isfinite(real):
         raise ValueError(f"{name} must be a finite number, got {value}")
+    if np.isnan(real):
+        raise ValueError(f"{name} must be a number or an infinity, got {value}")
     return real
 
 

@@ -12,6 +12,7 @@ __all__ = [
     "knn",
     "last_search",
     "measure",
+    "pairwise",
     "radius",
     "ranks",
     "set_num_threads",
@@ -62,6 +63,15 @@ def ranks(
     progress: Callable[[float], object] | None = None,
     p: float | None = None,
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]: ...
+def pairwise(
+    query: npt.NDArray[Any],
+    reference: npt.NDArray[Any],
+    metric: str,
+    *,
+    bfloat16: bool = False,
+    num_threads: int | None = None,
+    p: float | None = None,
+) -> npt.NDArray[Any]: ...
 def set_num_threads(num_threads: int | None) -> None: ...
 def get_num_threads() -> int: ...
 def simd_level() -> str: ...

@@ -11,6 +11,7 @@
 
     (distances, indices) ----> OutputFile: a temporary file in the folder of the output ----rename----> OUT.npz
                                                                                           .ivecs .ibin .fvecs .fbin
+    blocks of matching pairs ---> the same -------------------------------------------rename----> OUT.csv OUT.npz
 
 Nothing here unpickles anything, and nothing is allocated from a number in a header before that number has been
 compared with the size of the file. Every refusal is a `FileError` with a one-line text that begins with the path.
@@ -31,11 +32,11 @@ import tokenize
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +53,9 @@ RESULT_SUFFIXES = (".npz", ".ivecs", ".ibin")
 DISTANCE_SUFFIXES = (".fbin", ".fvecs")
 """What distances alone can be written to."""
 
+PAIR_SUFFIXES = (".csv", ".npz")
+"""What matching pairs can be written to."""
+
 MAX_DIMENSION = 1 << 20
 """Largest dimension believed of a header without a magic number; any other file read as one says far more, or less."""
 
@@ -66,6 +70,8 @@ _NPY_MAGIC = b"\x93NUMPY"
 _NPY_HEADER_BYTES = 1 << 17
 # Rows go through memory in pieces of about this size, so that a conversion never needs a second copy of the whole.
 _BLOCK_BYTES = 1 << 24
+# Lines of text that are made at once.
+_LINES = 1 << 15
 _INT32_MAX = 2**31 - 1
 # Every integer up to here is a float32 number; above, only some are.
 _FLOAT32_INTEGERS = 2**24
@@ -623,6 +629,44 @@ def write_matrix(stream: IO[bytes], suffix: str, matrix: Array) -> None:
         block["dimension"] = columns
         block["values"] = matrix[start:stop]
         stream.write(block.tobytes())
+
+
+class Pairs(NamedTuple):
+    """Matching pairs, one entry of each array a pair."""
+
+    query: Array
+    """Row numbers, int64."""
+    reference: Array
+    """Row numbers, int64."""
+    distance: Array
+    """Their distances, float32 or float64."""
+
+
+def write_pairs(stream: IO[bytes], suffix: str, blocks: Iterable[Pairs], dtype: np.dtype[Any]) -> int:
+    """Write matching pairs in the format of `suffix`, one of `PAIR_SUFFIXES`, and return their number.
+
+    Args:
+        stream: binary, writable, at its beginning.
+        suffix: ``.csv`` is written as the blocks come: a header, then a line of query, reference and the shortest text
+            that is read as the distance again. ``.npz`` needs all blocks in memory: it holds the three arrays.
+        blocks: the pairs, in the order to be written.
+        dtype: type of the distances.
+    """
+    if suffix == ".npz":
+        parts = [Pairs(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, dtype)), *blocks]
+        query, reference, distance = (np.concatenate(column) for column in zip(*parts, strict=True))
+        np.savez(stream, query=query, reference=reference, distance=distance)
+        return len(query)
+    stream.write((",".join(Pairs._fields) + "\n").encode())
+    count = 0
+    for block in blocks:
+        count += len(block.query)
+        # Text takes far more memory than numbers.
+        for start in range(0, len(block.query), _LINES):
+            query, reference, distance = (column[start : start + _LINES] for column in block)
+            lines = zip(query.tolist(), reference.tolist(), distance.astype(str).tolist(), strict=True)
+            stream.write("".join(f"{i},{j},{value}\n" for i, j, value in lines).encode())
+    return count
 
 
 def _check_fits(matrix: Array, value: np.dtype[Any], suffix: str) -> None:

@@ -1,10 +1,10 @@
-"""The command line: ``exactknn search``, ``exactknn evaluate`` and ``exactknn info``.
+"""The command line: ``exactknn search``, ``exactknn evaluate``, ``exactknn match`` and ``exactknn info``.
 
 ::
 
     argv --> arguments --> headers of the files --> outputs staged --> vectors loaded --> _core.knn, --> outputs renamed
-             (argparse)    (_files)                 (_files)           (_files)           _evaluate      into place
-                 |             |                        |                                     |
+             (argparse)    (_files)                 (_files)           (_files)           _evaluate,     into place
+                 |             |                        |                                 _core.radius
                  +-------------+------------------------+---- one line on stderr, exit code --+
 
 Whatever can be refused is refused before the search starts. NumPy and the extension module are imported where they
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
+import math
 import os
 import signal
 import sys
@@ -26,8 +27,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from exactknn import _METRICS
 
 if TYPE_CHECKING:
+    import numpy as np
+
+    from exactknn._arrays import Pair
     from exactknn._evaluate import Evaluation, Task
-    from exactknn._files import OutputFile, VectorFile
+    from exactknn._files import OutputFile, Pairs, VectorFile
+    from exactknn._progress import Report
 
 EXIT_FAILURE = 1
 """Nothing wrong with what was asked, but it could not be done: no memory, a full disk, a bug."""
@@ -49,9 +54,7 @@ exit codes:
   0 done   1 could not be done   2 refused (arguments or a file)   130 interrupted
 """
 
-_SEARCH_DESCRIPTION = """\
-Find the k nearest reference vectors of every query vector.
-
+_FORMATS = """\
 Vectors are read from
   .npy, .npz           NumPy: one 2-D array of float16, float32, float64 or 8- or 16-bit integers, never pickled;
                        file.npz:name chooses among several arrays
@@ -60,6 +63,11 @@ Vectors are read from
   .fbin, .u8bin, .i8bin
                        uint32 rows, uint32 dimension, then float32, uint8 or int8 values
 Integers are searched as float32 values, which hold them exactly.
+"""
+
+_SEARCH_DESCRIPTION = """\
+Find the k nearest reference vectors of every query vector.
+
 """
 
 _SEARCH_EPILOG = """\
@@ -104,6 +112,27 @@ examples:
   # queries against a gallery, by cosine distance
   exactknn evaluate --embeddings query.npy --labels query.csv --reference gallery.npy --reference-labels gallery.csv \\
       --distance cosine --metrics recall_at_1 recall_at_10 mean_average_precision_at_r --json
+"""
+
+_MATCH_DESCRIPTION = """\
+Find all pairs of vectors whose distance is at most a threshold, such as near-duplicates.
+
+Without --reference the vectors are compared among themselves: every pair is written once, the lower row number first,
+and no vector is paired with itself. The threshold is rounded to the type of the distances (float32, or float64 for
+float64 vectors), so that a distance that was written matches at that number.
+
+"""
+
+_MATCH_EPILOG = """\
+examples:
+  # near-duplicates in a file of embeddings
+  exactknn match --query embeddings.npy --metric cosine --threshold 0.05 --output pairs.csv
+
+  # rows of the test set that are in the training set
+  exactknn match --query test.npy --reference train.npy --threshold 0 --output leaks.csv
+
+  # read the result
+  python -c "import numpy; print(numpy.load('pairs.npz')['query'])"
 """
 
 _INFO_EPILOG = """\
@@ -189,7 +218,7 @@ def _run(argv: Sequence[str] | None) -> int:
         print(f"exactknn {__version__}")
         return 0
     if arguments.command is None:
-        parser.error("a command is wanted: search, evaluate or info")
+        parser.error("a command is wanted: search, evaluate, match or info")
     command: Callable[[argparse.Namespace], int] = arguments.run
     return command(arguments)
 
@@ -229,25 +258,14 @@ def _parser() -> argparse.ArgumentParser:
     search = commands.add_parser(
         "search",
         help="find the nearest neighbours of the vectors in a file",
-        description=_SEARCH_DESCRIPTION,
+        description=_SEARCH_DESCRIPTION + _FORMATS,
         epilog=_SEARCH_EPILOG,
         formatter_class=raw,
         allow_abbrev=False,
     )
     search.set_defaults(run=_search)
-    search.add_argument("--query", required=True, metavar="Q", help="file of the query vectors")
-    search.add_argument(
-        "--reference",
-        metavar="R",
-        help="file of the vectors to search among; without it, the queries among themselves, each without itself",
-    )
+    _add_inputs(search)
     search.add_argument("-k", required=True, type=_positive, metavar="K", help="neighbours of each query, at least 1")
-    _add_metric(search, "--metric")
-    search.add_argument(
-        "--exclude-self",
-        action="store_true",
-        help="the queries are the first rows of the reference: query i never returns row i",
-    )
     search.add_argument(
         "--output",
         required=True,
@@ -292,6 +310,32 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     _add_running(evaluate)
 
+    match = commands.add_parser(
+        "match",
+        help="find all pairs of vectors within a distance, such as near-duplicates",
+        description=_MATCH_DESCRIPTION + _FORMATS,
+        epilog=_MATCH_EPILOG,
+        formatter_class=raw,
+        allow_abbrev=False,
+    )
+    match.set_defaults(run=_match)
+    _add_inputs(match)
+    match.add_argument(
+        "--threshold",
+        required=True,
+        type=_real,
+        metavar="T",
+        help="the largest distance of a pair, in the units of the metric (sqeuclidean: squared); "
+        "for inner_product the least product",
+    )
+    match.add_argument(
+        "--output",
+        required=True,
+        metavar="OUT",
+        help=".csv (lines query,reference,distance below a header), or .npz (arrays of these names)",
+    )
+    _add_running(match)
+
     info = commands.add_parser(
         "info",
         help="show the version, the SIMD level, the threads and the build",
@@ -303,6 +347,22 @@ def _parser() -> argparse.ArgumentParser:
     info.set_defaults(run=_info)
     info.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
+
+
+def _add_inputs(command: argparse.ArgumentParser) -> None:
+    """Add what `search` and `match` look at."""
+    command.add_argument("--query", required=True, metavar="Q", help="file of the query vectors")
+    command.add_argument(
+        "--reference",
+        metavar="R",
+        help="file of the vectors to search among; without it, the queries among themselves, each without itself",
+    )
+    _add_metric(command, "--metric")
+    command.add_argument(
+        "--exclude-self",
+        action="store_true",
+        help="the queries are the first rows of the reference: query i never returns row i",
+    )
 
 
 def _add_metric(command: argparse.ArgumentParser, name: str) -> None:
@@ -339,6 +399,16 @@ def _neighbours_wanted(text: str) -> int | str:
         raise argparse.ArgumentTypeError(f"wanted a whole number of at least 1, all or max, got {text!r}") from None
 
 
+def _real(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise argparse.ArgumentTypeError(f"wanted a finite number, got {text!r}")
+    return number
+
+
 def _positive(text: str) -> int:
     try:
         number = int(text)
@@ -365,11 +435,9 @@ def _exponent(text: str) -> float:
 def _search(arguments: argparse.Namespace) -> int:
     from exactknn import _files
 
-    _check_exponent(arguments, "--metric", arguments.metric)
     try:
-        query = _files.open_vectors(arguments.query)
-        reference = None if arguments.reference is None else _files.open_vectors(arguments.reference)
-        _check_shapes(query, reference, arguments)
+        query, reference = _open_inputs(arguments)
+        _check_count(query, reference, arguments)
         with contextlib.ExitStack() as stack:
             outputs = _open_outputs(query, reference, arguments, stack)
             distances, indices = _neighbours(query, reference, arguments)
@@ -392,16 +460,27 @@ def _check_exponent(arguments: argparse.Namespace, option: str, metric: str) -> 
         raise CommandError(f"--p is for {option} minkowski only, got {option} {metric}")
 
 
-def _check_shapes(query: VectorFile, reference: VectorFile | None, arguments: argparse.Namespace) -> None:
-    """Refuse what the headers already show to be impossible, in the words of the command line."""
+def _open_inputs(arguments: argparse.Namespace) -> tuple[VectorFile, VectorFile | None]:
+    """Open the vectors and refuse what the headers show to be impossible, in the words of the command line."""
+    from exactknn import _files
+
+    _check_exponent(arguments, "--metric", arguments.metric)
+    query = _files.open_vectors(arguments.query)
+    reference = None if arguments.reference is None else _files.open_vectors(arguments.reference)
     source = reference or query
     _check_dimensions(query, source, "--query")
-    exclude_self = reference is None or arguments.exclude_self
-    if exclude_self and query.rows > source.rows:
+    if arguments.exclude_self and query.rows > source.rows:
         raise CommandError(
             f"--exclude-self: the queries must be the first rows of the reference, but --query {query.path} has "
             f"{query.rows} rows and --reference {source.path} has {source.rows}"
         )
+    return query, reference
+
+
+def _check_count(query: VectorFile, reference: VectorFile | None, arguments: argparse.Namespace) -> None:
+    """Refuse a ``-k`` that is too large for the files."""
+    source = reference or query
+    exclude_self = reference is None or arguments.exclude_self
     most = source.rows - 1 if exclude_self else source.rows
     if arguments.k > most:
         without = ", of which a query may return all but itself" if exclude_self else ""
@@ -435,7 +514,11 @@ def _open_outputs(
                 "write them to an .npz with --output"
             )
         paths["--distances"] = arguments.distances
-    return _staged(paths, [vectors.path for vectors in (query, reference) if vectors is not None], stack)
+    return _staged(paths, _paths(query, reference), stack)
+
+
+def _paths(query: VectorFile, reference: VectorFile | None) -> list[str]:
+    return [vectors.path for vectors in (query, reference) if vectors is not None]
 
 
 def _staged(paths: Mapping[str, str], inputs: Sequence[str], stack: contextlib.ExitStack) -> list[OutputFile]:
@@ -485,7 +568,7 @@ def _neighbours(query: VectorFile, reference: VectorFile | None, arguments: argp
 
 
 @contextlib.contextmanager
-def _searching(arguments: argparse.Namespace) -> Iterator[Callable[[float], object] | None]:
+def _searching(arguments: argparse.Namespace) -> Iterator[Report | None]:
     """Show progress where it is wanted, and put what the core refuses into the words of the command line."""
     from exactknn import _progress
 
@@ -609,6 +692,95 @@ def _warn_of_gaps(arguments: argparse.Namespace, scores: Evaluation) -> None:
             f"{scores.relevant_counts.max()}, and cuts {' and '.join(scores.cut_short)} short; "
             "-k max looks at as many as are needed"
         )
+
+
+# --- match ---------------------------------------------------------------------------------------------------------
+
+_FIRST_CELLS = 1 << 24
+"""Pairs of rows that are looked at before anything is known of how many match."""
+_BLOCK_PAIRS = 1 << 21
+"""Matches that a block of queries is to have at most, as far as the block before it tells."""
+_BLOCK_QUERIES = 1 << 14
+"""Queries of a block at most. For each block the core packs the references once more."""
+
+
+def _match(arguments: argparse.Namespace) -> int:
+    import numpy as np
+
+    from exactknn import _arrays, _files
+
+    try:
+        query, reference = _open_inputs(arguments)
+        suffix = _files.check_output_suffix(arguments.output, _files.PAIR_SUFFIXES, "--output")
+        dtype = np.dtype(np.float64 if _common_dtype(query, reference) == np.float64 else np.float32)
+        threshold = _rounded(arguments.threshold, dtype)
+        with contextlib.ExitStack() as stack:
+            (output,) = _staged({"--output": arguments.output}, _paths(query, reference), stack)
+            pair = _arrays.as_pair(query.load(), None if reference is None else reference.load())
+            blocks = _matches(pair, threshold, arguments)
+            count = _files.write_pairs(output.stream, suffix, blocks, dtype)
+            _put_in_place([output])
+    except _files.FileError as error:
+        raise CommandError(str(error)) from error
+    among = "among themselves" if reference is None else f"with {reference.rows} references"
+    _say(f"wrote {output.path}: {count} pairs of {query.rows} queries {among}")
+    return 0
+
+
+def _rounded(threshold: float, dtype: np.dtype[Any]) -> float:
+    """The threshold in the type of the distances, in which one that was written is the number that was compared."""
+    import numpy as np
+
+    with np.errstate(over="ignore"):
+        rounded = float(dtype.type(threshold))
+    if math.isinf(rounded):
+        raise CommandError(f"--threshold {threshold:g} is beyond {dtype.name}, the type of the distances")
+    return rounded
+
+
+def _matches(pair: Pair, threshold: float, arguments: argparse.Namespace) -> Iterator[Pairs]:
+    """Find the pairs within the threshold, block by block of queries."""
+    import numpy as np
+
+    from exactknn import _core, _files
+
+    among_themselves, searched, n = pair.reference is None, pair.searched, len(pair.query)
+    start, rows = 0, min(_FIRST_CELLS // max(1, len(searched)) + 1, _BLOCK_QUERIES)
+    with _searching(arguments) as progress:
+        # No distance is below zero: this only finds a row that is not finite, by its number in the file.
+        _core.radius(pair.query, pair.reference, -1.0, "sqeuclidean", num_threads=arguments.threads)
+        while start < n:
+            stop = min(start + rows, n)
+            # Among themselves the lower row is the query: rows before a block have met it when they were queries.
+            first = start if among_themselves else 0
+            indptr, found, distances = _core.radius(
+                pair.query[start:stop],
+                searched[first:],
+                threshold,
+                arguments.metric,
+                sort=False,
+                num_threads=arguments.threads,
+                progress=_part_of(progress, _share(start, n, among_themselves), _share(stop, n, among_themselves)),
+                p=arguments.p,
+            )
+            assert distances is not None, "they were asked for"
+            query, reference = np.repeat(np.arange(start, stop), np.diff(indptr)), found + first
+            if among_themselves or arguments.exclude_self:
+                wanted = reference > query if among_themselves else reference != query
+                query, reference, distances = query[wanted], reference[wanted], distances[wanted]
+            yield _files.Pairs(query, reference, distances)
+            start, rows = stop, min(rows * _BLOCK_PAIRS // max(1, len(found)), 2 * rows, _BLOCK_QUERIES)
+            rows = max(1, rows)
+
+
+def _share(row: int, n: int, among_themselves: bool) -> float:
+    """The finished fraction when all queries before `row` are."""
+    return 1 - (1 - row / n) ** 2 if among_themselves else row / n
+
+
+def _part_of(progress: Report | None, start: float, stop: float) -> Report | None:
+    """What to tell of a part of the work that goes from one fraction of the whole to another."""
+    return None if progress is None else lambda fraction: progress(start + (stop - start) * fraction)
 
 
 # --- info ----------------------------------------------------------------------------------------------------------

@@ -297,6 +297,48 @@ fn the_ends_of_float64_are_answered() {
     }
 }
 
+/// Rows among themselves: one buffer searched in itself must answer as it does in a copy, of which nobody can know that each
+/// pair has two sides.
+fn check_among_themselves<E: Element>(data: &[Vec<E>], metric: Metric, r: f64) {
+    let (flat, copy, dim) = (data.concat(), data.concat(), data[0].len());
+    let one = MatrixRef::new(&flat, data.len(), dim, Argument::Query).expect("good");
+    let other = MatrixRef::new(&copy, data.len(), dim, Argument::Reference).expect("good");
+    for simd in levels() {
+        for (exclude_self, values, threads) in [(true, false, 3), (false, true, 2)] {
+            let threads = NonZero::new(threads).expect("positive");
+            let order = RowOrder::Row;
+            let options = RadiusOptions { radius: r, metric, exclude_self, values, order, simd, threads };
+            let run = |reference| {
+                let (search, monitor) = (RadiusSearch::new(one, reference, options).expect("good"), Monitor::new());
+                let found = PoolHandle::get(threads).expect("threads").pool().install(|| search.run(&monitor));
+                assert_eq!(monitor.fraction(), 1.0);
+                found.expect("a good search")
+            };
+            assert!(run(one) == run(other), "{metric:?}, r={r}, {exclude_self}, {values}, {:?}", simd.level());
+        }
+    }
+}
+
+#[test]
+fn each_pair_of_rows_among_themselves_has_two_sides() {
+    let mut random = Random(7);
+    let kinds = [Rows::Normal, Rows::Grid, Rows::Duplicates, Rows::FarFromOrigin, Rows::OneGiant, Rows::ManyScales];
+    for (i, kind) in kinds.into_iter().enumerate() {
+        // Fewer rows than are worth it, and more, which do not fill their panels and chunks.
+        let count = [1025, 1000, 1101][i % 3];
+        let data = rows(kind, count, [3, 17, 40][i % 3], &mut random);
+        let metric = Metric::ALL[i];
+        let narrow = convert(&data, |x| x as f32);
+        let share = [0.0, 0.01, 0.6][i / 2];
+        check_among_themselves(&narrow, metric, radius_for(Radius::Tie, metric, &narrow, &narrow, share));
+    }
+    let wide = rows(Rows::Normal, 1030, 9, &mut random);
+    check_among_themselves(&wide, Metric::InnerProduct, 7.0);
+    check_among_themselves(&wide, Metric::Euclidean, radius_for(Radius::Tie, Metric::Euclidean, &wide, &wide, 0.02));
+    let halves = convert(&rows(Rows::Normal, 1100, 20, &mut random), f16::from_f64);
+    check_among_themselves(&halves, Metric::CosineSimilarity, 0.3);
+}
+
 fn refusal(query: &[Vec<f32>], references: &[Vec<f32>], r: f64, exclude_self: bool) -> Error {
     let simd = Simd::new(Level::Scalar).expect("always there");
     let case = Case { metric: Metric::SqEuclidean, r, exclude_self, values: true, order: RowOrder::Value };

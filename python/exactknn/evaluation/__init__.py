@@ -5,7 +5,8 @@
 ``CustomKNN`` and ``RustKNN`` find nearest neighbours, called as ``knn(query, k, reference, ref_includes_query)``. They
 also serve as the ``knn_func`` of pytorch-metric-learning's ``AccuracyCalculator``.
 
-``select_threshold`` chooses the distance or similarity at which a pair counts as a match, from labelled pairs.
+``MatchFinder`` finds the pairs that match at a threshold; ``select_threshold`` chooses that threshold from labelled
+pairs.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ except ModuleNotFoundError as error:
 
 from exactknn.evaluation.accuracy import AccuracyCalculator
 from exactknn.evaluation.knn import CustomKNN, RustKNN
+from exactknn.evaluation.match import MatchFinder
 from exactknn.evaluation.metrics import (
     RetrievalInputs,
     RetrievalMetric,
@@ -45,6 +47,7 @@ __all__ = [
     "AccuracyCalculator",
     "CustomKNN",
     "MatchCounts",
+    "MatchFinder",
     "RetrievalInputs",
     "RetrievalMetric",
     "RustKNN",

@@ -31,6 +31,7 @@ from exactknn.distances import LpDistance
 from exactknn.distances.base import autocast_off
 from exactknn.evaluation import knn as _knn
 from exactknn.evaluation._relevance import Classes, Codes, Compared, Relevance, codes_among
+from exactknn.evaluation._support import check_finite, same_memory
 from exactknn.evaluation.knn import CustomKNN, RustKNN
 from exactknn.evaluation.metrics import (
     NO_COMPARISON,
@@ -779,7 +780,7 @@ def _check_inputs(
             raise ValueError(f"{name}_labels must be 1-D, or 2-D with several columns, got shape {tuple(labels.shape)}")
         if len(rows) != len(labels):
             raise ValueError(f"{name} and {name}_labels must have the same length, got {len(rows)} and {len(labels)}")
-        _knn._check_finite(rows, name)
+        check_finite(rows, name)
     if len(query) == 0:
         raise ValueError("query must have at least one row, got none")
     if query.shape[1] != reference.shape[1]:
@@ -804,7 +805,7 @@ def _check_own_rows(query: Tensor, query_labels: Tensor, reference: Tensor, refe
     step = max(1, _retrieval.BLOCK_ELEMENTS // max(query.shape[1], 1))
     for start in range(0, n, step):
         rows, own = query[start : start + step], reference[:n][start : start + step]
-        if rows.shape[1] == 0 or _knn._same_memory(rows, own):
+        if rows.shape[1] == 0 or same_memory(rows, own):
             continue
         wrong = (rows - own).abs().amax(dim=1) > _SAME_ROW * rows.abs().amax(dim=1)
         if bool(wrong.any()):

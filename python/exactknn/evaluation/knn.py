@@ -12,41 +12,35 @@ Nothing of a call is kept in the object, so one object serves many threads and c
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from exactknn import _arrays, _core
-from exactknn._retrieval import Groups, Ints, ranks_of
-from exactknn.distances import (
-    BatchedDistance,
-    CosineSimilarity,
-    DotProductSimilarity,
-    LpDistance,
-    SNRDistance,
+from exactknn._retrieval import BLOCK_ELEMENTS, Groups, Ints, ranks_of
+from exactknn.distances import LpDistance
+from exactknn.distances.base import result_dtype
+from exactknn.evaluation._support import (
+    HALF_DTYPES,
+    NativeSupport,
+    check_distance,
+    check_embeddings,
+    each_block,
+    native_metric,
+    native_pair,
+    native_support,
+    prepare_for_torch,
+    unsupported,
 )
-from exactknn.distances.base import autocast_off, check_floating, result_dtype
 
 _LOGGER = logging.getLogger(__name__)
 
 BACKENDS = ("auto", "rust", "torch")
 
-_HALF_DTYPES = (torch.float16, torch.bfloat16)
-
-# Elements looked at together in the search for NaN and infinity (16 MiB in float32).
-_CHECK_ELEMENTS = 1 << 22
-
-_OURS = "exactknn.distances"
-_PML = "pytorch_metric_learning.distances"
-
-# The methods that decide what a distance computes.
-_METHODS = ("forward", "check_shapes", "normalize", "maybe_normalize", "compute_mat", "pairwise_distance")
-
-_SHIPPED = (LpDistance, CosineSimilarity, DotProductSimilarity, SNRDistance)
+_NAMES = ("query", "reference")
 
 Neighbours = tuple[Tensor, Tensor]
 
@@ -72,7 +66,7 @@ class CustomKNN:
     """
 
     def __init__(self, distance: Any, batch_size: int | None = None, *, backend: str = "auto") -> None:
-        _check_distance(distance)
+        check_distance(distance)
         if backend not in BACKENDS:
             raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
         if backend == "rust":
@@ -112,8 +106,8 @@ class CustomKNN:
     def native_support(self, query: Tensor, reference: Tensor) -> NativeSupport:
         """Whether the core searches these embeddings, or why not."""
         if self.backend == "torch":
-            return _unsupported("backend is 'torch'")
-        support = _native_support(self.distance, query, reference)
+            return unsupported("backend is 'torch'")
+        support = native_support(self.distance, query, reference, _NAMES)
         if support.metric is None and self.backend == "rust":
             raise ValueError(f"backend='rust' cannot search here: {support.reason}")
         return support
@@ -141,7 +135,7 @@ class RustKNN:
     def __init__(self, distance: Any = None, batch_size: int | None = None, *, num_threads: int | None = None) -> None:
         if distance is None:
             distance = LpDistance(normalize_embeddings=False, p=2, power=2)
-        _check_distance(distance)
+        check_distance(distance)
         if num_threads is not None:
             num_threads = _arrays.as_count(num_threads, "num_threads", minimum=1)
         self.distance = distance
@@ -164,11 +158,11 @@ class RustKNN:
         if support.metric is not None:
             return _native_search(support, query, k, reference, ref_includes_query, self.num_threads)
         distances, indices = _torch_search(self.distance, query, k, reference, ref_includes_query, self.batch_size)
-        return distances.float() if distances.dtype in _HALF_DTYPES else distances, indices
+        return distances.float() if distances.dtype in HALF_DTYPES else distances, indices
 
     def native_support(self, query: Tensor, reference: Tensor) -> NativeSupport:
         """Whether the core searches these embeddings, or why not; that is logged once."""
-        support = _native_support(self.distance, query, reference)
+        support = native_support(self.distance, query, reference, _NAMES)
         if support.metric is None and not self._fallback_logged:
             self._fallback_logged = True
             _LOGGER.info("searching with torch instead of the Rust core: %s", support.reason)
@@ -178,107 +172,10 @@ class RustKNN:
         return f"RustKNN({self.distance!r}, batch_size={self.batch_size}, num_threads={self.num_threads})"
 
 
-class NativeSupport(NamedTuple):
-    """How the core computes a distance, or why it does not."""
-
-    metric: str | None
-    normalized: bool
-    reason: str
-    p: float | None = None
-    """The exponent, for the metric that takes one."""
-
-
-def native_metric(distance: Any) -> NativeSupport:
-    """Name the core's metric for a distance object, or say why there is none.
-
-    Only the classes themselves count, and only while nothing about them is overridden: a subclass, a method
-    replaced on the object or the class, or a hook may change what is computed.
-    """
-    if type(distance) is BatchedDistance and not _overridden(distance, ("forward",), _OURS):
-        # Blocks change no native answer.
-        return native_metric(distance.distance)
-    kind = type(distance)
-    if kind in _SHIPPED:
-        package, name = _OURS, kind.__name__
-    elif kind.__module__.partition(".")[0] == "pytorch_metric_learning" and kind.__module__.startswith(_PML):
-        package, name = _PML, kind.__qualname__
-    else:
-        return _unsupported(f"{kind.__module__}.{kind.__qualname__} is not a distance that the core computes")
-    changed = _overridden(distance, _METHODS, package)
-    if changed:
-        return _unsupported(f"{changed} of this {name} is not the one shipped")
-    if getattr(distance, "collect_stats", False):
-        return _unsupported(f"this {name} records statistics at each call")
-    normalized = bool(distance.normalize_embeddings)
-    if normalized and distance.p != 2:
-        return _unsupported(f"{name} normalises by p={distance.p}, the core only by p=2")
-    if name == "LpDistance" and not distance.is_inverted:
-        if distance.p != 2:
-            return _native_lp(name, distance.p, distance.power)
-        if distance.power not in (1, 2):
-            return _unsupported(f"{name} has power={distance.power}, the core only 1 and 2")
-        metric = "sqeuclidean" if distance.power == 2 else "euclidean"
-        return NativeSupport(f"normalized_{metric}" if normalized else metric, normalized, "")
-    if name in ("CosineSimilarity", "DotProductSimilarity") and distance.is_inverted:
-        if distance.power != 1:
-            return _unsupported(f"{name} has power={distance.power}, the core only 1")
-        return NativeSupport("cosine_similarity" if normalized else "inner_product", normalized, "")
-    return _unsupported(f"{name} is not a distance that the core computes")
-
-
-def _native_lp(name: str, p: Any, power: Any) -> NativeSupport:
-    """The core's metric for unnormalised rows and an exponent other than 2."""
-    if power != 1:
-        return _unsupported(f"{name} has p={p} and power={power}, the core only power=1 with that p")
-    try:
-        exponent = _arrays.as_exponent(p, "p")
-    except (TypeError, ValueError) as error:  # torch gives p=0 a meaning of its own
-        return _unsupported(f"{name} has p={p}: {error}")
-    return NativeSupport("minkowski", False, "", exponent)
-
-
-def _unsupported(reason: str) -> NativeSupport:
-    return NativeSupport(None, False, reason)
-
-
-def _overridden(distance: Any, methods: tuple[str, ...], package: str) -> str | None:
-    """Name of the first thing on the object or its class that is not as ``package`` ships it."""
-    kind = type(distance)
-    name: str
-    for name in vars(distance):
-        if callable(getattr(kind, name, None)):
-            return name
-    if kind.__call__ is not torch.nn.Module.__call__:
-        return "__call__"
-    for name in methods:
-        module = getattr(getattr(kind, name, None), "__module__", None) or ""
-        if module != package and not module.startswith(f"{package}."):
-            return name
-    for name in ("_forward_pre_hooks", "_forward_hooks"):
-        if getattr(distance, name, None):
-            return name.strip("_").replace("_", " ")
-    return None
-
-
-def _native_support(distance: Any, query: Tensor, reference: Tensor) -> NativeSupport:
-    support = native_metric(distance)
-    if support.metric is None:
-        return support
-    for tensor, name in ((query, "query"), (reference, "reference")):
-        if tensor.device.type != "cpu":
-            return _unsupported(f"{name} is on {tensor.device}, the core searches CPU memory")
-        if tensor.layout != torch.strided:
-            return _unsupported(f"{name} has layout {tensor.layout}, the core searches dense rows")
-    # The core has no integer rows, and no distance here takes them: say so before the conversion does.
-    check_floating(query, "query")
-    check_floating(reference, "reference")
-    return support
-
-
 def _native_search(
     support: NativeSupport, query: Tensor, k: int, reference: Tensor, exclude_self: bool, num_threads: int | None
 ) -> Neighbours:
-    pair = _arrays.as_pair(query, None if _same_memory(query, reference) else reference)
+    pair = native_pair(query, reference)
     assert support.metric is not None, "the callers search with torch otherwise"
     distances, indices = _core.knn(
         pair.query,
@@ -326,12 +223,11 @@ def _ranks(
     blocks: Iterable[tuple[int, int, Groups]],
 ) -> Iterator[tuple[int, int, Ints, Ints]]:
     assert support.metric is not None, "the caller asked"
-    pair = _arrays.as_pair(query, None if _same_memory(query, reference) else reference)
-    among = pair.query if pair.reference is None else pair.reference
+    pair = native_pair(query, reference)
     for start, stop, groups in blocks:
         offsets, ranks = ranks_of(
             pair.query[start:stop],
-            among,
+            pair.searched,
             support.metric,
             groups,
             exclude_self=exclude_self,
@@ -348,21 +244,11 @@ def torch_blocks(
 ) -> Iterator[tuple[int, int, Tensor]]:
     """``(start, stop, indices)`` of consecutive queries, as a call of ``knn_func`` would return them all."""
     k = _checked(knn_func.distance, query, k, reference, exclude_self)
-    step = knn_func.batch_size or max(1, _CHECK_ELEMENTS // max(len(reference), 1))
+    step = knn_func.batch_size or max(1, BLOCK_ELEMENTS // max(len(reference), 1))
     for start in range(0, len(query), step):
         block = query[start : start + step]
         _, indices = _torch_search(knn_func.distance, block, k, reference, exclude_self, None, first_row=start)
         yield start, start + len(block), indices
-
-
-def _same_memory(left: Tensor, right: Tensor) -> bool:
-    return left is right or (
-        left.data_ptr() == right.data_ptr()
-        and left.dtype == right.dtype
-        and left.shape == right.shape
-        and left.stride() == right.stride()
-        and left.is_neg() == right.is_neg()
-    )
 
 
 def _torch_search(
@@ -378,33 +264,13 @@ def _torch_search(
 
     With ``exclude_self`` query ``i`` is reference row ``first_row + i``.
     """
-    _check_finite(query, "query")
-    _check_finite(reference, "reference")
-    query, reference = query.detach(), reference.detach()
-    n, largest, dtype = len(query), bool(distance.is_inverted), None
-    if type(distance) in _SHIPPED and _overridden(distance, _METHODS, _OURS) is None:
-        check_floating(query, "query")
-        check_floating(reference, "reference")
-        dtype = torch.promote_types(query.dtype, reference.dtype)
-        dtype = result_dtype(dtype, distance.normalize_embeddings)
-        if query.dtype in _HALF_DTYPES and reference.dtype in _HALF_DTYPES:
-            # Widened once for all blocks; only the values handed back are rounded again, not the ranking.
-            query, reference = query.float(), reference.float()
+    query, reference, dtype = prepare_for_torch(distance, query, reference, _NAMES)
+    n = len(query)
     if n == 0 or k == 0:
         dtype = dtype or torch.promote_types(query.dtype, reference.dtype)
         return query.new_empty((n, k), dtype=dtype), query.new_empty((n, k), dtype=torch.long)
-
-    blocks = _Blocks(n, k, len(reference), largest, bool(exclude_self), first_row)
-    with torch.no_grad(), autocast_off(query.device.type):
-        if _is_batched(distance):
-            # A copy, because its function for the blocks belongs to this call and not to the object.
-            batched = copy.copy(distance)
-            batched.iter_fn = blocks.take
-            batched(query, reference)
-        else:
-            step = n if batch_size is None else batch_size
-            for start in range(0, n, step):
-                blocks.take(distance(query[start : start + step], reference), start, start + step)
+    blocks = _Blocks(n, k, bool(distance.is_inverted), bool(exclude_self), first_row)
+    each_block(distance, query, reference, n if batch_size is None else batch_size, blocks.take)
     distances, indices = blocks.result()
     return distances if dtype is None else distances.to(dtype), indices
 
@@ -412,27 +278,23 @@ def _torch_search(
 class _Blocks:
     """Collects the nearest of each row, block by block."""
 
-    def __init__(self, n: int, k: int, m: int, largest: bool, exclude_self: bool, first_row: int) -> None:
-        self.n, self.k, self.m = n, k, m
+    def __init__(self, n: int, k: int, largest: bool, exclude_self: bool, first_row: int) -> None:
+        self.n, self.k = n, k
         self.largest = largest
         self.exclude_self = exclude_self
         self.first_row = first_row
         self.distances: Tensor | None = None
         self.indices: Tensor | None = None
 
-    def take(self, mat: Any, start: int, end: int) -> None:
-        rows = min(end, self.n) - start
-        if not isinstance(mat, Tensor) or mat.shape != (rows, self.m):
-            given = tuple(mat.shape) if isinstance(mat, Tensor) else type(mat).__name__
-            raise ValueError(f"distance must return a tensor of shape {(rows, self.m)}, got {given}")
-        values, columns = _nearest(mat.detach(), self.k + self.exclude_self, self.largest)
+    def take(self, mat: Tensor, start: int) -> None:
+        values, columns = _nearest(mat, self.k + self.exclude_self, self.largest)
         if self.exclude_self:
             values, columns = _without_self(values, columns, self.first_row + start)
         if self.distances is None or self.indices is None:
             self.distances = values.new_empty((self.n, self.k))
             self.indices = columns.new_empty((self.n, self.k))
-        self.distances[start : start + rows] = values
-        self.indices[start : start + rows] = columns
+        self.distances[start : start + len(mat)] = values
+        self.indices[start : start + len(mat)] = columns
 
     def result(self) -> Neighbours:
         if self.distances is None or self.indices is None:
@@ -458,45 +320,14 @@ def _without_self(values: Tensor, columns: Tensor, start: int) -> Neighbours:
     return values[~drop].view(shape), columns[~drop].view(shape)
 
 
-def _is_batched(distance: Any) -> bool:
-    if isinstance(distance, BatchedDistance):
-        return True
-    return any(
-        kind.__qualname__ == "BatchedDistance" and kind.__module__.startswith(_PML) for kind in type(distance).__mro__
-    )
-
-
-def _check_finite(embeddings: Tensor, name: str) -> None:
-    if not embeddings.is_floating_point() or embeddings.ndim == 0 or embeddings.numel() == 0:
-        return
-    rows = embeddings.detach().reshape(len(embeddings), -1)
-    step = max(1, _CHECK_ELEMENTS // rows.shape[1])
-    finite = torch.cat([torch.isfinite(block).all(dim=1) for block in torch.split(rows, step)])
-    if not bool(finite.all()):
-        row = int((~finite).nonzero()[0])
-        raise ValueError(f"{name} must be finite, got NaN or infinity in row {row}")
-
-
-def _check_distance(distance: Any) -> None:
-    if not callable(distance):
-        raise TypeError(f"distance must be callable, got {type(distance).__name__}")
-    if not hasattr(distance, "is_inverted"):
-        raise TypeError(f"distance must have an attribute is_inverted, {type(distance).__name__} has none")
-
-
 def _checked_batch_size(batch_size: int | None) -> int | None:
     return None if batch_size is None else _arrays.as_count(batch_size, "batch_size", minimum=1)
 
 
 def _checked(distance: Any, query: Any, k: Any, reference: Any, ref_includes_query: bool) -> int:
     """Check all that does not depend on the backend; return ``k`` as an ``int``."""
-    for value, name in ((query, "query"), (reference, "reference")):
-        if not isinstance(value, Tensor):
-            raise TypeError(f"{name} must be a torch tensor, got {type(value).__name__}; arrays go to exactknn.knn")
+    check_embeddings(distance, query, reference, _NAMES, arrays_go_to="exactknn.knn")
     count = _arrays.as_count(k, "k", minimum=0)
-    if query.device != reference.device:
-        raise ValueError(f"query and reference must be on one device, got {query.device} and {reference.device}")
-    _check_shapes(distance, query, reference)
     n, m = len(query), len(reference)
     if ref_includes_query and m < n:
         raise ValueError(f"reference must begin with the {n} query rows when ref_includes_query is set, got {m} rows")
@@ -505,22 +336,6 @@ def _checked(distance: Any, query: Any, k: Any, reference: Any, ref_includes_que
         own = " besides the query itself" if ref_includes_query else ""
         raise ValueError(f"k must be at most the number of reference rows{own}, {available} of {m}, got {count}")
     return count
-
-
-def _check_shapes(distance: Any, query: Tensor, reference: Tensor) -> None:
-    own_check = getattr(distance, "check_shapes", None)
-    if own_check is not None:
-        own_check(query, reference)
-        if getattr(own_check, "__qualname__", "") != "BaseDistance.check_shapes":
-            return  # it decides, and may take what no other distance does
-    for embeddings, name in ((query, "query"), (reference, "reference")):
-        if embeddings.ndim != 2:
-            raise ValueError(f"{name} must be 2-D (rows, dimensions), got shape {tuple(embeddings.shape)}")
-    if query.shape[1] != reference.shape[1]:
-        raise ValueError(
-            "query and reference must have the same dimension, "
-            f"got {query.shape[1]} and {reference.shape[1]} dimensions"
-        )
 
 
 def _log_search(query: Tensor, k: int, reference: Tensor) -> None:

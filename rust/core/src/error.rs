@@ -56,6 +56,14 @@ pub enum Error {
         /// Columns of the reference.
         reference: usize,
     },
+    /// Rows that are to be paired by position, but differ in number.
+    #[error("query and reference must have the same number of rows to be paired, got {query} and {reference}")]
+    RowsMismatch {
+        /// Rows of the query.
+        query: usize,
+        /// Rows of the reference.
+        reference: usize,
+    },
     /// More neighbours than there are references.
     #[error("k must be at most the number of references, got k={k} with {references} references")]
     KTooLarge {

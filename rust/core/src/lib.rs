@@ -10,6 +10,7 @@
 //! | 6 | survivors get their float64 value in one fixed order and are sorted by (value, row) | `rescore`, `order` |
 //!
 //! [`RadiusSearch`] finds all rows within a radius by the same steps; `radius` has the loops of its steps 4 to 6.
+//! [`Pairwise`] measures pairs of rows named by position: step 6 alone.
 //!
 //! [`RankSearch`] counts how many references come before given ones; `ranks` has its loops.
 //!
@@ -31,6 +32,7 @@ pub mod measure;
 mod metric;
 mod order;
 mod pack;
+mod pairwise;
 mod plan;
 mod pool;
 mod radius;
@@ -49,6 +51,7 @@ pub use level::{LEVEL_VARIABLE, Level, Simd, active as active_level, set_level};
 pub use lp::Power;
 pub use matrix::{Element, MatrixRef, Output};
 pub use metric::Metric;
+pub use pairwise::{Pairwise, PairwiseOptions};
 pub use plan::Options;
 pub use pool::{PoolHandle, THREADS_VARIABLE, float_environment, num_threads, set_num_threads};
 pub use radius::{RadiusOptions, RadiusSearch, RowOrder, Within};

@@ -9,6 +9,9 @@
 //! for each query: join its splits, sort ──> Part of a chunk ──> one array of all chunks
 //! ```
 //!
+//! Where rows are searched among themselves and come by row number, a query only looks at the rows from itself on: the
+//! pairs with those before it are the same pairs, found from the other side, and [`join_mirrored`] enters them twice.
+//!
 //! Nothing is known of the size of an answer before it is found: lists grow as they are filled, and a list that cannot
 //! grow is [`Error::OutOfMemory`]. The plan is that of a search for one neighbour, whose threshold does not move either
 //! once it has settled.
@@ -36,6 +39,9 @@ const CHUNK_ROWS: usize = 192;
 
 /// Rows of a block of a direct search at least: a query is prepared once for each block.
 const DIRECT_BLOCK_ROWS: usize = 16;
+
+/// Rows among themselves from which on half of the products are left out; fewer take no time anyway.
+const MIRRORED_ROWS: usize = 1024;
 
 /// How the rows of one query follow each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -142,18 +148,31 @@ impl<'a, E: Element> RadiusSearch<'a, E> {
         if self.is_small() {
             problem.threads = 1;
         }
-        let mut parts = Vec::new();
+        let with_values = self.options.values;
         if nothing {
             // Nothing to search, but what was passed must still be good.
             if let Some(error) = self.reference.first_non_finite(Argument::Reference, 0) {
                 return Err(error);
             }
-        } else {
-            let job =
-                Job { query: self.query, reference: self.reference, options: &self.options, edge, problem, monitor };
-            parts = job.run()?;
+            return join(Vec::new(), self.query.rows(), with_values, problem.threads);
         }
-        join(parts, self.query.rows(), self.options.values, problem.threads)
+        let (query, reference, options) = (self.query, self.reference, &self.options);
+        let mirrored = self.is_mirrored();
+        let parts = Job { query, reference, options, edge, problem, monitor, mirrored }.run()?;
+        if mirrored {
+            join_mirrored(parts, with_values)
+        } else {
+            join(parts, query.rows(), with_values, problem.threads)
+        }
+    }
+
+    /// Whether every pair can be found from one of its sides. By value the order may need more than the rounded values.
+    fn is_mirrored(&self) -> bool {
+        self.options.order == RowOrder::Row
+            && self.options.metric.is_symmetric()
+            && self.query.rows() >= MIRRORED_ROWS
+            && self.query.rows() == self.reference.rows()
+            && std::ptr::eq(self.query.row(0), self.reference.row(0))
     }
 }
 
@@ -230,6 +249,8 @@ struct Job<'a, E> {
     edge: Edge,
     problem: Problem,
     monitor: &'a Monitor,
+    /// Queries and references are the same rows, and a query leaves out those before itself.
+    mirrored: bool,
 }
 
 impl<E: Element> Job<'_, E> {
@@ -279,9 +300,10 @@ impl<E: Element> Job<'_, E> {
         self.options.values || self.options.order == RowOrder::Value
     }
 
+    /// Whether a pair is the query itself, or one that is found from the other side.
     #[inline(always)]
-    fn is_self(&self, query: usize, reference: usize) -> bool {
-        self.options.exclude_self && query == reference
+    fn is_left_out(&self, query: usize, reference: usize) -> bool {
+        (self.options.exclude_self && query == reference) || (self.mirrored && reference < query)
     }
 
     /// Add what is inside among the rows in `scratch` to `found`.
@@ -316,7 +338,7 @@ impl<E: Element> Job<'_, E> {
             for (i, found) in queries.clone().zip(&mut found) {
                 self.monitor.check()?;
                 scratch.rows.clear();
-                scratch.rows.extend((start..end).filter(|&j| !self.is_self(i, j)).map(|j| j as u32));
+                scratch.rows.extend((start..end).filter(|&j| !self.is_left_out(i, j)).map(|j| j as u32));
                 self.keep(i, &mut scratch, found)?;
                 self.monitor.advance((end - start) as u64);
             }
@@ -407,7 +429,12 @@ struct FilteredTask<'a, E: Element, K: Kernel> {
 impl<E: Element, K: Kernel> FilteredTask<'_, E, K> {
     fn scan(&self, plan: &Plan, split: usize) -> Result<Vec<Found>> {
         let job = self.job;
-        let panels = plan.split(self.packed.panels(), split);
+        let mut panels = plan.split(self.packed.panels(), split);
+        if job.mirrored {
+            let first = (self.queries.start / K::NR).clamp(panels.start, panels.end);
+            job.monitor.advance(self.cells(panels.start..first));
+            panels.start = first;
+        }
         let rows: Vec<u32> = self.queries.clone().map(|i| i as u32).collect();
         let query = PackedQuery::<K>::pack(job.options.simd, self.frame, job.query, &rows)?;
         let limits = self.limits(&query);
@@ -421,10 +448,15 @@ impl<E: Element, K: Kernel> FilteredTask<'_, E, K> {
                 job.monitor.check()?;
                 self.scan_run(&query, &limits, group, start..end, &mut found, &mut hits, &mut scratch)?;
             }
-            let rows = (end * K::NR).min(job.reference.rows()).saturating_sub(start * K::NR);
-            job.monitor.advance((rows * self.queries.len()) as u64);
+            job.monitor.advance(self.cells(start..end));
         }
         Ok(found)
+    }
+
+    /// Pairs of these queries with the rows of `panels`.
+    fn cells(&self, panels: Range<usize>) -> u64 {
+        let rows = self.job.reference.rows();
+        (((panels.end * K::NR).min(rows) - (panels.start * K::NR).min(rows)) * self.queries.len()) as u64
     }
 
     fn limits(&self, query: &PackedQuery<K>) -> Vec<Limits> {
@@ -468,7 +500,7 @@ impl<E: Element, K: Kernel> FilteredTask<'_, E, K> {
             let (number, sure) = (self.queries.start + i, limits[i].sure);
             // Panels are padded with rows that do not exist.
             let exists =
-                |row: u32| (row as usize) < self.job.reference.rows() && !self.job.is_self(number, row as usize);
+                |row: u32| (row as usize) < self.job.reference.rows() && !self.job.is_left_out(number, row as usize);
             scratch.rows.clear();
             if sure == f32::INFINITY {
                 scratch.rows.extend(rows.iter().filter(|row| exists(**row)));
@@ -524,4 +556,57 @@ fn join<O: Output>(parts: Vec<Part<O>>, queries: usize, with_values: bool, threa
         copies.into_par_iter().with_max_len(1).for_each(copy);
     }
     Ok(Within { starts, rows, values })
+}
+
+/// One answer from parts in which each pair stands once, in the row of the lower number.
+fn join_mirrored<O: Output>(parts: Vec<Part<O>>, with_values: bool) -> Result<Within<O>> {
+    let counts = || parts.iter().flat_map(|part| &part.counts);
+    let queries = counts().count();
+    // First how many rows each query has before itself, then where the next of them goes.
+    let mut places = try_zeroed::<usize>(queries, FOUND)?;
+    each_query(&parts, |query, rows, _| {
+        rows.iter().filter(|&&row| row as usize != query).for_each(|&row| places[row as usize] += 1);
+    });
+    let mut starts = try_vec(queries + 1, FOUND)?;
+    let mut total = 0usize;
+    starts.push(0);
+    for (place, count) in places.iter_mut().zip(counts()) {
+        let before = std::mem::replace(place, total);
+        total += before + count;
+        starts.push(total as i64);
+    }
+    let mut rows = try_zeroed::<i64>(total, FOUND)?;
+    let mut values = try_zeroed::<O>(if with_values { total } else { 0 }, FOUND)?;
+    each_query(&parts, |query, found, measured| {
+        // In ascending order of the queries: all rows before this one have been entered.
+        let own = places[query];
+        for (i, &row) in found.iter().enumerate() {
+            let mut enter = |place: usize, row: usize| {
+                rows[place] = row as i64;
+                if with_values {
+                    values[place] = measured[i];
+                }
+            };
+            enter(own + i, row as usize);
+            if row as usize != query {
+                enter(places[row as usize], query);
+                places[row as usize] += 1;
+            }
+        }
+    });
+    Ok(Within { starts, rows, values })
+}
+
+/// Call `visit` with the number of each query, in ascending order, the rows it found and, where wanted, their values.
+fn each_query<O>(parts: &[Part<O>], mut visit: impl FnMut(usize, &[u32], &[O])) {
+    let mut query = 0;
+    for part in parts {
+        let mut start = 0;
+        for count in &part.counts {
+            let places = start..start + count;
+            start = places.end;
+            visit(query, &part.rows[places.clone()], part.values.get(places).unwrap_or(&[]));
+            query += 1;
+        }
+    }
 }

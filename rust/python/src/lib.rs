@@ -1,13 +1,14 @@
 //! `exactknn._core`: the core as a Python extension module. Thin on purpose: no arithmetic happens here.
 //!
 //! ```text
-//! NumPy array ──array.rs: checked, borrowed──> MatrixRef ──search.rs, radius.rs, ranks.rs──> interrupt.rs: detached, watched ──> core
+//! NumPy array ──array.rs: checked, borrowed──> MatrixRef ──search, radius, ranks, pairwise──> interrupt.rs: detached, watched ──> core
 //! result or Error <──error.rs: the only map from errors to exceptions ─────────────────────────────────────────────┘
 //! ```
 
 mod array;
 mod error;
 mod interrupt;
+mod pairwise;
 mod radius;
 mod ranks;
 mod search;
@@ -110,6 +111,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(search::last_search, module)?)?;
     module.add_function(wrap_pyfunction!(radius::radius, module)?)?;
     module.add_function(wrap_pyfunction!(ranks::ranks, module)?)?;
+    module.add_function(wrap_pyfunction!(pairwise::pairwise, module)?)?;
     module.add_function(wrap_pyfunction!(set_num_threads, module)?)?;
     module.add_function(wrap_pyfunction!(get_num_threads, module)?)?;
     module.add_function(wrap_pyfunction!(simd_level, module)?)?;

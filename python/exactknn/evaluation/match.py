@@ -1,0 +1,376 @@
+"""Which pairs of embeddings match: those whose distance keeps to a threshold.
+
+    MatchFinder.get_match_matrix, get_match_indices (query_emb, ref_emb, threshold)
+        -> native_support: does the Rust core compute this distance?
+             yes, CPU   -> _core_bound: the threshold as the core has to compare it -> _core.radius
+             otherwise  -> each_block:  distance(block, ref_emb) compared with the threshold, on the tensors' device
+
+    MatchFinder.is_match (x, y, threshold)
+        -> pairwise: _core.pairwise, or distance.pairwise -> compared with the threshold
+
+A pair is decided by the value that ``CustomKNN`` returns for it, compared as torch compares a tensor with a number: the
+threshold is rounded to the type of the values first. The core compares float64 numbers, so it is handed the number that
+makes its decision the same.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from exactknn import _arrays, _core
+from exactknn.distances.base import autocast_off, result_dtype
+from exactknn.evaluation._support import (
+    HALF_DTYPES,
+    NativeSupport,
+    check_distance,
+    check_embeddings,
+    check_finite,
+    each_block,
+    is_batched,
+    native_pair,
+    native_support,
+    prepare_for_torch,
+)
+
+Take = Callable[[Tensor, int], object]
+
+_NAMES = ("query_emb", "ref_emb")
+_PAIRED_NAMES = ("x", "y")
+_ELSEWHERE = "exactknn.radius"
+
+# Values of a block of the distance matrix on the torch path (32 MiB in float32).
+_BLOCK_ELEMENTS = 1 << 23
+
+# Rows of the small matrices whose diagonals stand in for a ``pairwise`` that a distance lacks.
+_DIAGONAL_ROWS = 16
+
+# Cells of a block of the match matrix at least, and blocks at most: for each the core packs the references once more. A
+# block whose pairs all match takes 16 bytes a cell, so never more than the matrix itself, or 64 MiB.
+_BLOCK_CELLS = 1 << 22
+_MOST_BLOCKS = 16
+
+
+class MatchFinder:
+    """Finds the pairs of embeddings whose distance is at most a threshold, or whose similarity is at least that.
+
+    Both comparisons are inclusive, and a NaN distance matches nothing. Values are the distance's own, with its
+    normalisation and power: a squared distance for ``power=2``. A pair is decided by the value that ``CustomKNN``
+    returns for it, as ``value <= threshold`` (or ``>=``) decides on that tensor.
+
+    On the CPU, the distances that ``CustomKNN`` searches in the Rust core are measured there, by the same float64
+    values: the methods agree on every pair. Other distances and devices are measured by torch, in blocks.
+
+    Args:
+        distance: called as ``distance(query_block, ref_emb)`` for a matrix; ``is_inverted`` says whether larger is
+            nearer. ``distance.pairwise(x, y)``, where there is one, gives the values of pairs.
+        threshold: a number, infinities included; ``None``: each call brings its own.
+
+    Raises:
+        TypeError: ``distance`` is not callable or has no ``is_inverted``, or ``threshold`` is not a number.
+        ValueError: ``threshold`` is NaN.
+
+    Examples:
+        >>> from exactknn.distances import CosineSimilarity
+        >>> finder = MatchFinder(CosineSimilarity(), threshold=0.9)
+        >>> query, reference = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[1.0, 0.1], [1.0, 1.0]])
+        >>> finder.get_match_matrix(query, reference).tolist()
+        [[True, False], [False, False]]
+        >>> finder.get_match_indices(query, reference, threshold=0.7).tolist()
+        [[0, 0], [0, 1], [1, 1]]
+        >>> finder.is_match(query, reference).tolist()
+        [True, False]
+    """
+
+    def __init__(self, distance: Any, threshold: float | None = None) -> None:
+        check_distance(distance)
+        self.distance = distance
+        self.threshold = None if threshold is None else _as_threshold(threshold)
+
+    def get_match_matrix(
+        self, query_emb: Tensor, ref_emb: Tensor | None = None, threshold: float | None = None
+    ) -> Tensor:
+        """Decide all pairs.
+
+        Args:
+            query_emb: ``(n, d)``, finite.
+            ref_emb: ``(m, d)``, finite, on the same device; ``None``: the queries, each paired with itself too.
+            threshold: for this call; ``None``: the finder's.
+
+        Returns:
+            ``(n, m)`` bool, on the embeddings' device: one byte a pair, and at most as much again for a moment (or
+            64 MiB, if that is more).
+
+        Raises:
+            TypeError: not tensors, or ``threshold`` is not a number.
+            ValueError: no threshold, wrong shape, type, dimension or device, or a NaN or infinity, by argument and row.
+        """
+        query, reference, number = self._checked(query_emb, ref_emb, threshold)
+        n, m = len(query), len(reference)
+        support = native_support(self.distance, query, reference, _NAMES)
+        if support.metric is not None:
+            search = _NativeSearch(support, query, reference, number, bool(self.distance.is_inverted))
+            cells = np.zeros(n * m, dtype=np.bool_)
+            step = max(1, max(_BLOCK_CELLS, n * m // _MOST_BLOCKS) // max(1, m))
+            for start in range(0, n, step):
+                places, columns = search.matches(start, min(start + step, n))
+                places *= m
+                places += columns
+                cells[places] = True
+            return torch.from_numpy(cells.reshape(n, m))
+        matrix = torch.zeros((n, m), dtype=torch.bool, device=query.device)
+
+        def take(mat: Tensor, start: int) -> None:
+            matrix[start : start + len(mat)] = mat
+
+        self._each_block_of_matches(query, reference, number, take)
+        return matrix
+
+    def get_match_indices(
+        self, query_emb: Tensor, ref_emb: Tensor | None = None, threshold: float | None = None
+    ) -> Tensor:
+        """Find all matching pairs, in memory for these pairs only.
+
+        Args:
+            query_emb: as for ``get_match_matrix``.
+            ref_emb: as for ``get_match_matrix``.
+            threshold: as for ``get_match_matrix``.
+
+        Returns:
+            ``(number of matches, 2)`` int64, on the embeddings' device: query row and reference row, in the order of
+            the matrix read row by row.
+
+        Raises:
+            TypeError: as ``get_match_matrix``.
+            ValueError: as ``get_match_matrix``.
+            MemoryError: more pairs match than fit into memory.
+        """
+        query, reference, number = self._checked(query_emb, ref_emb, threshold)
+        support = native_support(self.distance, query, reference, _NAMES)
+        if support.metric is not None:
+            search = _NativeSearch(support, query, reference, number, bool(self.distance.is_inverted))
+            rows, columns = search.matches(0, len(query))
+            pairs = np.empty((len(rows), 2), dtype=np.int64)
+            pairs[:, 0] = rows
+            pairs[:, 1] = columns
+            return torch.from_numpy(pairs)
+        found = [torch.empty((0, 2), dtype=torch.long, device=query.device)]
+
+        def take(mat: Tensor, start: int) -> None:
+            pairs = mat.nonzero()
+            pairs[:, 0] += start
+            found.append(pairs)
+
+        self._each_block_of_matches(query, reference, number, take)
+        return torch.cat(found)
+
+    def is_match(self, x: Tensor, y: Tensor, threshold: float | None = None) -> Tensor:
+        """Decide pairs named by position, without the matrix.
+
+        Args:
+            x: ``(n, d)``, finite.
+            y: ``(n, d)``, finite, on the same device.
+            threshold: for this call; ``None``: the finder's.
+
+        Returns:
+            ``(n,)`` bool, on the embeddings' device, also for one row: whether row ``i`` of ``x`` matches row ``i`` of
+            ``y``.
+
+        Raises:
+            TypeError: as ``get_match_matrix``.
+            ValueError: as ``get_match_matrix``, or different numbers of rows.
+        """
+        number = self._threshold(threshold)
+        return _keeps_to(self.pairwise(x, y), number, bool(self.distance.is_inverted))
+
+    def pairwise(self, x: Tensor, y: Tensor) -> Tensor:
+        """The values of pairs named by position: those that all methods decide by.
+
+        A threshold selected on these scores decides in ``is_match`` as it did in the selection.
+
+        Args:
+            x: ``(n, d)``, finite.
+            y: ``(n, d)``, finite, on the same device.
+
+        Returns:
+            ``(n,)`` distances or similarities in the dtype that ``CustomKNN`` returns, on the embeddings' device,
+            without a graph.
+
+        Raises:
+            TypeError: not tensors.
+            ValueError: wrong shape, type, dimension or device, different numbers of rows, or a NaN or infinity.
+        """
+        check_embeddings(self.distance, x, y, _PAIRED_NAMES, arrays_go_to=_ELSEWHERE)
+        if len(x) != len(y):
+            raise ValueError(f"x and y must have the same number of rows, got {len(x)} and {len(y)}")
+        check_finite(x, "x")
+        check_finite(y, "y")
+        support = native_support(self.distance, x, y, _PAIRED_NAMES)
+        if support.metric is not None:
+            pair = native_pair(x, y)
+            measured = _core.pairwise(pair.query, pair.searched, support.metric, bfloat16=pair.bfloat16, p=support.p)
+            return torch.from_numpy(measured).to(_dtype_of_values(support, x, y))
+        with torch.no_grad(), autocast_off(x.device.type):
+            values = _measured_by_torch(self.distance, x.detach(), y.detach())
+        if not isinstance(values, Tensor) or values.shape != (len(x),):
+            given = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+            raise ValueError(f"distance.pairwise must return a tensor of shape {(len(x),)}, got {given}")
+        return values.detach()
+
+    def get_matching_pairs(
+        self,
+        query_emb: Tensor,
+        ref_emb: Tensor | None = None,
+        threshold: float | None = None,
+        return_tuples: bool = False,
+    ) -> npt.NDArray[np.bool_] | list[tuple[int, int]]:
+        """The matches in the form that pytorch-metric-learning 2.9 returns.
+
+        Args:
+            query_emb: as for ``get_match_matrix``.
+            ref_emb: as for ``get_match_matrix``.
+            threshold: as for ``get_match_matrix``.
+            return_tuples: whether to list the pairs.
+
+        Returns:
+            The match matrix as a NumPy array, ``(n, m)`` bool; with ``return_tuples`` a list of the matching pairs
+            ``(query row, reference row)``, in the order of the matrix read row by row.
+
+        Raises:
+            TypeError: as ``get_match_matrix``.
+            ValueError: as ``get_match_matrix``.
+        """
+        if return_tuples:
+            return [(row, column) for row, column in self.get_match_indices(query_emb, ref_emb, threshold).tolist()]
+        matrix: npt.NDArray[np.bool_] = self.get_match_matrix(query_emb, ref_emb, threshold).cpu().numpy()
+        return matrix
+
+    def __repr__(self) -> str:
+        return f"MatchFinder({self.distance!r}, threshold={self.threshold})"
+
+    def _threshold(self, given: float | None) -> float:
+        chosen = self.threshold if given is None else given
+        if chosen is None:
+            raise ValueError("threshold must be given to the finder or to the call, got None for both")
+        return _as_threshold(chosen)
+
+    def _checked(
+        self, query_emb: Tensor, ref_emb: Tensor | None, threshold: float | None
+    ) -> tuple[Tensor, Tensor, float]:
+        number = self._threshold(threshold)
+        reference = query_emb if ref_emb is None else ref_emb
+        check_embeddings(self.distance, query_emb, reference, _NAMES, arrays_go_to=_ELSEWHERE)
+        return query_emb, reference, number
+
+    def _each_block_of_matches(self, query: Tensor, reference: Tensor, threshold: float, take: Take) -> None:
+        """Call ``take(matches, start)`` with blocks of rows of the match matrix, measured by torch."""
+        query, reference, dtype = prepare_for_torch(self.distance, query, reference, _NAMES)
+        if len(query) == 0 or len(reference) == 0:
+            return
+        inverted = bool(self.distance.is_inverted)
+
+        def decide(mat: Tensor, start: int) -> None:
+            take(_keeps_to(mat if dtype is None else mat.to(dtype), threshold, inverted), start)
+
+        each_block(self.distance, query, reference, max(1, _BLOCK_ELEMENTS // len(reference)), decide)
+
+
+class _NativeSearch:
+    """Matches of blocks of queries, found by the core."""
+
+    def __init__(
+        self, support: NativeSupport, query: Tensor, reference: Tensor, threshold: float, inverted: bool
+    ) -> None:
+        # By the names and row numbers of the whole, which the core does not know.
+        check_finite(query, _NAMES[0])
+        if reference is not query:
+            check_finite(reference, _NAMES[1])
+        self.support = support
+        self.pair = native_pair(query, reference)
+        self.bound = _core_bound(threshold, _dtype_of_values(support, query, reference), inverted)
+
+    def matches(self, start: int, stop: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Query and reference rows of the matches of the queries from ``start`` to ``stop``, row by row."""
+        reference = self.pair.searched
+        if self.bound is None:
+            columns = np.tile(np.arange(len(reference)), stop - start)
+            return np.repeat(np.arange(start, stop), len(reference)), columns
+        assert self.support.metric is not None, "the callers measure with torch otherwise"
+        indptr, columns, _ = _core.radius(
+            self.pair.query[start:stop],
+            reference,
+            self.bound,
+            self.support.metric,
+            return_distances=False,
+            sort=False,
+            bfloat16=self.pair.bfloat16,
+            p=self.support.p,
+        )
+        return np.repeat(np.arange(start, stop), np.diff(indptr)), columns
+
+
+def _as_threshold(value: Any) -> float:
+    """``value`` as a ``float``; a tensor of no dimension counts as the number it holds."""
+    if isinstance(value, Tensor) and value.ndim == 0:
+        value = value.item()
+    return _arrays.as_real(value, "threshold", finite=False)
+
+
+def _keeps_to(values: Tensor, threshold: float, inverted: bool) -> Tensor:
+    return values >= threshold if inverted else values <= threshold
+
+
+def _dtype_of_values(support: NativeSupport, query: Tensor, reference: Tensor) -> torch.dtype:
+    """The type of the values that ``CustomKNN`` returns for a distance that the core computes."""
+    return result_dtype(torch.promote_types(query.dtype, reference.dtype), support.normalized)
+
+
+def _core_bound(threshold: float, dtype: torch.dtype, inverted: bool) -> float | None:
+    """The bound that decides in the core as ``threshold`` decides on a tensor of ``dtype``.
+
+    The core compares values rounded to float32, or float64 for float64 rows, with a finite float64 number. The largest
+    of these stands for an infinity: only an inner product of exactly that value, of float64 rows, is taken for one.
+
+    Returns:
+        The bound; ``None`` if every pair keeps to the threshold.
+    """
+    # Rounding is symmetric about zero, so a least similarity is a largest negated one.
+    sign = -1.0 if inverted else 1.0
+    largest = _largest_within(sign * threshold, dtype)
+    return None if largest == math.inf else sign * max(largest, -sys.float_info.max)
+
+
+def _largest_within(threshold: float, dtype: torch.dtype) -> float:
+    """The largest number that, rounded to ``dtype``, is at most ``threshold`` rounded to ``dtype``."""
+    rounded = torch.tensor(threshold, dtype=dtype, device="cpu")
+    if dtype not in HALF_DTYPES or rounded.isinf():
+        return float(rounded)
+    # Half types are what values of normalised rows, all within 4 of zero, are rounded to last. Their bits count up with
+    # the magnitude.
+    bits = int(rounded.view(torch.int16))
+    bits = 1 if rounded == 0 else bits + 1 if rounded > 0 else bits - 1
+    above = torch.tensor(bits, dtype=torch.int16, device="cpu").view(dtype)
+    # Exact in float32, where the values come from; a middle itself goes to the even neighbour.
+    middle = (float(rounded) + float(above)) / 2
+    of_middle = torch.tensor(middle, dtype=torch.float32, device="cpu").to(dtype)
+    return middle if of_middle <= rounded else math.nextafter(middle, -math.inf)
+
+
+def _measured_by_torch(distance: Any, x: Tensor, y: Tensor) -> Any:
+    """``distance.pairwise``, or where there is none the diagonals of small matrices, which any distance has."""
+    if hasattr(distance, "pairwise"):
+        return distance.pairwise(x, y)
+    matrix = distance.distance if is_batched(distance) else distance
+    diagonals = [
+        matrix(left, right).diagonal()
+        for left, right in zip(torch.split(x, _DIAGONAL_ROWS), torch.split(y, _DIAGONAL_ROWS), strict=True)
+        if len(left)
+    ]
+    return torch.cat(diagonals) if diagonals else x.new_empty(0)

@@ -1,0 +1,715 @@
+"""``MatchFinder``: the decisions of all methods are those of the values that ``CustomKNN`` returns."""
+
+import copy
+import math
+import pickle
+import re
+import sys
+import threading
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pytorch_metric_learning import distances as pml
+from pytorch_metric_learning.utils.inference import MatchFinder as PMLMatchFinder
+
+import exactknn
+from exactknn import _core
+from exactknn.distances import (
+    BatchedDistance,
+    CosineSimilarity,
+    DotProductSimilarity,
+    LpDistance,
+    SNRDistance,
+)
+from exactknn.evaluation import CustomKNN, MatchFinder
+from exactknn.evaluation.match import _core_bound
+
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+HALF = (torch.float16, torch.bfloat16)
+
+
+def rows(n, d, seed=0, dtype=torch.float32):
+    return torch.randn(n, d, generator=torch.manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+# Subclasses are measured by torch.
+class TorchLp(LpDistance):
+    pass
+
+
+class TorchCosine(CosineSimilarity):
+    pass
+
+
+class TorchDot(DotProductSimilarity):
+    pass
+
+
+NATIVE = {
+    "euclidean": LpDistance(normalize_embeddings=False),
+    "squared": LpDistance(normalize_embeddings=False, power=2),
+    "normalised": LpDistance(),
+    "normalised squared": LpDistance(power=2),
+    "cityblock": LpDistance(normalize_embeddings=False, p=1),
+    "minkowski": LpDistance(normalize_embeddings=False, p=3),
+    "cosine": CosineSimilarity(),
+    "dot": DotProductSimilarity(),
+    "batched": BatchedDistance(LpDistance(power=2), batch_size=3),
+    "pml cosine": pml.CosineSimilarity(),
+    "pml squared": pml.LpDistance(normalize_embeddings=False, power=2),
+}
+TORCH = {
+    "euclidean": TorchLp(normalize_embeddings=False),
+    "normalised squared": TorchLp(power=2),
+    "cosine": TorchCosine(),
+    "dot": TorchDot(),
+    "snr": SNRDistance(),
+    "p=1, squared": LpDistance(normalize_embeddings=False, p=1, power=2),
+    "batched": BatchedDistance(TorchLp(power=2), batch_size=3),
+    "pml": pml.SNRDistance(),
+}
+ALL = [*NATIVE.values(), *TORCH.values()]
+ALL_IDS = [*(f"native {name}" for name in NATIVE), *(f"torch {name}" for name in TORCH)]
+
+
+def values_of_all_pairs(distance, query, reference):
+    """The matrix of the values that ``CustomKNN`` returns."""
+    values, indices = CustomKNN(distance)(query, len(reference), reference)
+    return torch.empty_like(values).scatter_(1, indices, values)
+
+
+def decided(values, threshold, distance):
+    return values >= threshold if distance.is_inverted else values <= threshold
+
+
+def assert_agree(distance, query, reference, threshold, exact=True):
+    """All methods decide as the values of ``CustomKNN`` do; ``exact=False`` leaves out what rounding may move."""
+    values = values_of_all_pairs(distance, query, reference)
+    wanted = decided(values, threshold, distance)
+    finder = MatchFinder(distance, threshold)
+    matrix = finder.get_match_matrix(query, reference)
+    indices = finder.get_match_indices(query, reference)
+    assert (matrix.dtype, matrix.shape) == (torch.bool, wanted.shape)
+    assert indices.dtype == torch.long
+    n = min(len(query), len(reference))
+    paired = finder.is_match(query[:n], reference[:n])
+    assert (paired.dtype, paired.shape) == (torch.bool, (n,))
+    measured = finder.pairwise(query[:n], reference[:n])
+    assert measured.dtype == values.dtype
+    assert indices.equal(matrix.nonzero())
+    if exact:
+        assert matrix.equal(wanted)
+        assert paired.equal(wanted[:n].diagonal())
+        assert measured.equal(values[:n].diagonal())
+    else:
+        near = (values.double() - threshold).abs() <= 64 * torch.finfo(values.dtype).eps * max(1, abs(threshold))
+        assert (matrix == wanted)[~near].all()
+        assert (paired == wanted[:n].diagonal())[~near[:n].diagonal()].all()
+
+
+# --- by hand --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("distance", [CosineSimilarity(), TorchCosine(), pml.CosineSimilarity()], ids=str)
+def test_similarities_by_hand(distance):
+    # Similarities [[0.995037, 0.707107, -1], [0.0995037, 0.707107, 0]].
+    query, reference = torch.tensor([[1.0, 0], [0, 1]]), torch.tensor([[1, 0.1], [1, 1], [-1, 0]])
+    finder = MatchFinder(distance, threshold=0.9)
+    assert finder.get_match_matrix(query, reference).tolist() == [[True, False, False], [False, False, False]]
+    assert finder.get_match_indices(query, reference).tolist() == [[0, 0]]
+    assert finder.is_match(query, reference[:2]).tolist() == [True, False]
+    assert finder.get_match_matrix(query, reference, threshold=0).tolist() == [[True, True, False], [True, True, True]]
+    assert finder.get_match_indices(query, reference, threshold=0.0).tolist() == [
+        [0, 0], [0, 1], [1, 0], [1, 1], [1, 2]
+    ]  # fmt: skip
+    assert finder.get_match_matrix(query).equal(torch.eye(2, dtype=torch.bool))
+    assert finder.get_match_indices(query).tolist() == [[0, 0], [1, 1]]
+    assert finder.is_match(query, query).tolist() == [True, True]
+
+
+@pytest.mark.parametrize("kind", [LpDistance, TorchLp, pml.LpDistance])
+def test_the_distance_keeps_its_power(kind):
+    finder = MatchFinder(kind(normalize_embeddings=False, power=2), threshold=25.0)
+    assert finder.is_match(torch.zeros(2, 2), torch.tensor([[3, 4], [3, 4.001]])).tolist() == [True, False]
+
+
+@pytest.mark.parametrize("kind", [LpDistance, TorchLp, pml.LpDistance])
+def test_the_distance_keeps_its_normalisation(kind):
+    finder = MatchFinder(kind(power=2), threshold=1e-6)
+    x, y = torch.tensor([[2.0, 0], [0, 5]]), torch.tensor([[1.0, 0], [1, 0]])
+    assert finder.is_match(x, y).tolist() == [True, False]
+    assert finder.pairwise(x, y).tolist() == pytest.approx([0, 2])
+
+
+@pytest.mark.parametrize("kind", [LpDistance, TorchLp, pml.LpDistance])
+@pytest.mark.parametrize("row", [[1.0, 2.0], [1.0, 2.0, 3.0]])
+def test_a_row_matches_itself_at_threshold_zero(kind, row):
+    finder, x = MatchFinder(kind(normalize_embeddings=False), threshold=0), torch.tensor([row])
+    assert finder.is_match(x, x).tolist() == [True]
+    assert finder.get_match_matrix(x, x).tolist() == [[True]]
+    assert finder.get_match_indices(x).tolist() == [[0, 0]]
+    assert finder.pairwise(x, x).tolist() == [0.0]
+
+
+@pytest.mark.parametrize("normalise_first", [False, True])
+def test_every_row_is_at_cosine_one_of_itself(normalise_first):
+    x = rows(2000, 128)
+    if normalise_first:
+        x = torch.nn.functional.normalize(x)
+    finder = MatchFinder(CosineSimilarity(), threshold=1.0)
+    assert bool(finder.is_match(x, x).all())
+    assert finder.get_match_indices(x).equal(torch.arange(2000).repeat(2, 1).t())
+    assert bool(finder.get_match_matrix(x).diagonal().all())
+    assert finder.pairwise(x, x).eq(1).all()
+
+
+@pytest.mark.parametrize("distance", [LpDistance(normalize_embeddings=False), TorchLp(normalize_embeddings=False)])
+def test_equal_values_are_on_one_side(distance):
+    x, y = torch.zeros(200, 3), torch.tensor([[0.0, 1.0, 0.0]]).expand(200, 3)
+    for threshold, matches in ((1.0, True), (math.nextafter(1, 2), True), (0.999, False), (2, True)):
+        finder = MatchFinder(distance, threshold)
+        assert finder.is_match(x, y).tolist() == [matches] * 200
+        assert finder.get_match_matrix(x, y).eq(matches).all()
+        assert len(finder.get_match_indices(x, y)) == 40_000 * matches
+
+
+def test_one_row_gives_a_tensor_of_one():
+    match = MatchFinder(LpDistance(), 0.5).is_match(rows(1, 3), rows(1, 3))
+    assert (match.shape, match.dtype) == ((1,), torch.bool)
+    assert bool(match)
+
+
+# --- the threshold --------------------------------------------------------------------------------------------------
+
+
+def test_a_float32_value_is_compared_in_float32():
+    # 0.1 as float32 is above 0.1 as float64; torch rounds the number first, and so does the finder.
+    x, y = torch.zeros(1, 1), torch.tensor([[0.1]])
+    for kind in (LpDistance, TorchLp):
+        finder = MatchFinder(kind(normalize_embeddings=False), 0.1)
+        assert bool(y[0, 0] <= 0.1)
+        assert finder.is_match(x, y).tolist() == finder.get_match_matrix(x, y)[0].tolist() == [True]
+        assert finder.get_match_indices(x, y).tolist() == [[0, 0]]
+    assert len(exactknn.radius(x, y, 0.1, metric="euclidean")[1]) == 0, "there the number stays as it is"
+
+
+@pytest.mark.parametrize("number", [1, 1.0, np.float32(1), np.float64(1), np.int64(1), torch.tensor(1.0)], ids=repr)
+def test_every_kind_of_number_is_a_threshold(number):
+    x = torch.tensor([[0.0], [1.0], [2.0]])
+    finder = MatchFinder(LpDistance(normalize_embeddings=False), number)
+    assert finder.threshold == 1.0
+    assert finder.get_match_indices(x, x[:1]).tolist() == [[0, 0], [1, 0]]
+    assert finder.is_match(x, x.flip(0), threshold=number).tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("distance", ALL, ids=ALL_IDS)
+@pytest.mark.parametrize("threshold", [math.inf, -math.inf, 1e300, -1e300])
+def test_the_ends_match_all_or_nothing(distance, threshold):
+    x, y = rows(7, 5), rows(9, 5, seed=1)
+    matches = (threshold > 0) != distance.is_inverted
+    finder = MatchFinder(distance)
+    assert finder.get_match_matrix(x, y, threshold).equal(torch.full((7, 9), matches))
+    wanted = torch.cartesian_prod(torch.arange(7), torch.arange(9)) if matches else torch.empty((0, 2)).long()
+    assert finder.get_match_indices(x, y, threshold).equal(wanted)
+    assert finder.is_match(x, y[:7], threshold).tolist() == [matches] * 7
+
+
+def test_values_beyond_float32_are_infinite_and_compared_so():
+    x, y = torch.tensor([[3e38, 3e38]]), torch.tensor([[-3e38, 3e38], [3e38, 3e38], [0.0, 0.0]])
+    squared = LpDistance(normalize_embeddings=False, power=2)
+    for distance, threshold, wanted in [
+        (squared, 3.4e38, [False, True, False]),
+        (squared, math.inf, [True, True, True]),
+        (DotProductSimilarity(), 3.4e38, [False, True, False]),
+        (DotProductSimilarity(), math.inf, [False, True, False]),
+        (DotProductSimilarity(), -math.inf, [True, True, True]),
+    ]:
+        assert_agree(distance, x, y, threshold)
+        assert MatchFinder(distance, threshold).get_match_matrix(x, y)[0].tolist() == wanted
+
+
+@pytest.mark.parametrize("method", ["get_match_matrix", "get_match_indices", "is_match", "get_matching_pairs"])
+@pytest.mark.parametrize("distance", [CosineSimilarity(), TorchCosine()])
+def test_the_threshold_of_the_call_wins_for_that_call(method, distance):
+    x, y = torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 1.0]])
+    finder = MatchFinder(distance, threshold=0.9)
+    call = getattr(finder, method)
+    matches = (lambda found: len(found) == 1) if method == "get_match_indices" else (lambda found: bool(found.all()))
+    assert not matches(call(x, y))
+    assert matches(call(x, y, threshold=0.0))
+    assert matches(call(x, y, threshold=0))
+    assert not matches(call(x, y))
+    assert finder.threshold == 0.9
+    with pytest.raises(ValueError, match=r"threshold must be given to the finder or to the call"):
+        getattr(MatchFinder(distance), method)(x, y)
+
+
+@pytest.mark.parametrize(
+    ("threshold", "error", "message"),
+    [
+        (math.nan, ValueError, "threshold must be a number or an infinity, got nan"),
+        ("0.5", TypeError, "threshold must be a real number, got '0.5' of type str"),
+        (True, TypeError, "threshold must be a real number, got True of type bool"),
+        (1j, TypeError, "threshold must be a real number"),
+        (torch.ones(1), TypeError, "threshold must be a real number"),
+        (10**400, ValueError, "beyond the range of float64"),
+    ],
+)
+def test_no_number_is_no_threshold(threshold, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        MatchFinder(LpDistance(), threshold)
+    for method in ("get_match_matrix", "get_match_indices", "is_match", "get_matching_pairs"):
+        with pytest.raises(error, match=re.escape(message)):
+            getattr(MatchFinder(LpDistance()), method)(rows(2, 2), rows(2, 2), threshold)
+
+
+# --- one decision everywhere ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_core_decides_as_the_values_of_knn(name, dtype, level):
+    distance, query, reference = NATIVE[name], rows(23, 17, dtype=dtype), rows(260, 17, seed=1, dtype=dtype)
+    reference[:3] = query[:3]
+    values = values_of_all_pairs(distance, query, reference).double().flatten()
+    for share in (0.0, 0.01, 0.4, 0.95):
+        value = values.sort().values[int(share * len(values))].item()
+        for threshold in (value, math.nextafter(value, math.inf), math.nextafter(value, -math.inf)):
+            assert_agree(distance, query, reference, threshold)
+
+
+@pytest.mark.parametrize("name", TORCH)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_torch_decides_as_the_values_of_knn(name, dtype):
+    distance, query, reference = TORCH[name], rows(23, 17, dtype=dtype), rows(60, 17, seed=1, dtype=dtype)
+    values = values_of_all_pairs(distance, query, reference).double().flatten()
+    for share in (0.01, 0.4, 0.95):
+        assert_agree(distance, query, reference, values.sort().values[int(share * len(values))].item(), exact=False)
+
+
+@pytest.mark.parametrize("kind", [TorchLp, TorchCosine])
+@pytest.mark.parametrize("dtype", HALF)
+def test_torch_compares_half_values_as_they_are_returned(kind, dtype):
+    distance, query, reference = kind(), rows(20, 9, dtype=dtype), rows(30, 9, seed=1, dtype=dtype)
+    values = values_of_all_pairs(distance, query, reference)
+    assert values.dtype == dtype
+    for threshold in values.double().flatten()[:40].tolist():
+        finder = MatchFinder(distance, threshold)
+        assert finder.get_match_matrix(query, reference).equal(decided(values, threshold, distance))
+
+
+@st.composite
+def problems(draw):
+    dtype = draw(st.sampled_from(DTYPES))
+    n, m, d = draw(st.integers(0, 9)), draw(st.integers(1, 12)), draw(st.integers(1, 9))
+    numbers = st.integers(-3, 3) if draw(st.booleans()) else st.floats(-4, 4, width=16)
+    flat = draw(st.lists(numbers, min_size=(n + m) * d, max_size=(n + m) * d))
+    both = torch.tensor(flat, dtype=torch.float64).reshape(n + m, d).to(dtype)
+    return both[:n], both[n:], draw(st.sampled_from(sorted(NATIVE)))
+
+
+@settings(max_examples=150, deadline=None)
+@given(problems(), st.data())
+def test_no_two_methods_ever_disagree(problem, data):
+    query, reference, name = problem
+    distance = NATIVE[name]
+    values = values_of_all_pairs(distance, query, reference)
+    found = sorted(set(values.double().flatten().tolist()))
+    threshold = data.draw(st.sampled_from(found) if found else st.just(0.0))
+    if data.draw(st.booleans()):
+        # Between this value and the next, where a rounded number may fall on either.
+        above = [value for value in found if value > threshold]
+        threshold += data.draw(st.floats(0, 1)) * ((above[0] if above else threshold + 1) - threshold)
+    assert_agree(distance, query, reference, threshold)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.sampled_from(DTYPES),
+    st.floats(allow_nan=False) | st.floats(-5, 5) | st.floats(-5, 5, width=16),
+    st.booleans(),
+    st.integers(-3, 3),
+)
+def test_the_bound_of_the_core_decides_as_torch_does(dtype, threshold, inverted, steps):
+    bound = _core_bound(threshold, dtype, inverted)
+    computed = np.float64 if dtype == torch.float64 else np.float32
+    with np.errstate(over="ignore"):
+        value = computed(threshold if bound is None else bound)
+        for _ in range(abs(steps)):
+            value = np.nextafter(value, computed(math.copysign(math.inf, steps)))
+    # Half types are for normalised rows only.
+    if abs(float(value)) > (4 if dtype in HALF else sys.float_info.max / 2):
+        return
+    value_of_knn = torch.tensor([value]).to(dtype)
+    wanted = bool(value_of_knn >= threshold if inverted else value_of_knn <= threshold)
+    assert wanted == (bound is None or (float(value) >= bound if inverted else float(value) <= bound))
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_all_half_numbers_as_thresholds(dtype):
+    numbers = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
+    numbers = numbers[numbers.isfinite()]
+    for threshold in numbers[:: 1 + len(numbers) // 1500].tolist():
+        bound = _core_bound(threshold, dtype, False)
+        at = torch.tensor([bound], dtype=torch.float32)
+        near = torch.cat([at, torch.nextafter(at, at + math.inf), torch.nextafter(at, at - math.inf)])
+        near = near[near.isfinite()]
+        assert (near.double() <= bound).equal(near.to(dtype) <= threshold)
+
+
+# --- shapes, devices, types -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("distance", ALL, ids=ALL_IDS)
+def test_nothing_against_something(distance):
+    finder, none, some = MatchFinder(distance, 0.5), torch.empty(0, 5), rows(4, 5)
+    for query, reference in ((none, some), (some, none), (none, none)):
+        assert finder.get_match_matrix(query, reference).shape == (len(query), len(reference))
+        indices = finder.get_match_indices(query, reference)
+        assert (indices.shape, indices.dtype) == ((0, 2), torch.long)
+        assert finder.get_matching_pairs(query, reference, return_tuples=True) == []
+    match = finder.is_match(none, none)
+    assert (match.shape, match.dtype) == ((0,), torch.bool)
+
+
+@pytest.mark.parametrize("distance", ALL, ids=ALL_IDS)
+def test_the_queries_among_themselves(distance):
+    x = rows(40, 6)
+    threshold = values_of_all_pairs(distance, x, x).median().item() + 1e-4
+    finder = MatchFinder(distance, threshold)
+    assert finder.get_match_matrix(x).equal(finder.get_match_matrix(x, x.clone()))
+    assert finder.get_match_indices(x).equal(finder.get_match_indices(x, x.clone()))
+    assert 0 < len(finder.get_match_indices(x)) < 1600
+
+
+@pytest.mark.parametrize("distance", [LpDistance(power=2), TorchLp(power=2)], ids=["native", "torch"])
+@pytest.mark.parametrize("threshold", [1.2, 9.0])
+def test_blocks_do_not_show(distance, threshold, monkeypatch):
+    query, reference = rows(50, 6), rows(37, 6, seed=1)
+    finder = MatchFinder(distance, threshold)
+    matrix, indices = finder.get_match_matrix(query, reference), finder.get_match_indices(query, reference)
+    assert matrix.sum() == len(indices) > 0
+    monkeypatch.setattr("exactknn.evaluation.match._BLOCK_CELLS", 100)
+    monkeypatch.setattr("exactknn.evaluation.match._BLOCK_ELEMENTS", 100)
+    assert finder.get_match_matrix(query, reference).equal(matrix)
+    assert finder.get_match_indices(query, reference).equal(indices)
+    assert indices.equal(matrix.nonzero())
+
+
+@pytest.mark.parametrize("distance", ALL, ids=ALL_IDS)
+def test_layout_gradients_and_modes_change_nothing(distance):
+    x, y = rows(12, 8), rows(12, 8, seed=1)
+    threshold = values_of_all_pairs(distance, x, y).median().item() + 1e-4
+    finder = MatchFinder(distance, threshold)
+
+    def found(x, y):
+        return finder.get_match_matrix(x, y), finder.get_match_indices(x, y), finder.is_match(x, y)
+
+    wanted, values = found(x, y), finder.pairwise(x, y)
+    wide = torch.stack([y, -y], dim=2).reshape(12, 16)
+    with torch.inference_mode():
+        inferred = x.clone()
+    leaf = x.clone().requires_grad_()
+    for left, right in [(x.t().contiguous().t(), wide[:, ::2]), (leaf, y), (x, y.clone().requires_grad_())]:
+        results = found(left, right)
+        assert all(result.equal(other) for result, other in zip(results, wanted, strict=True))
+        assert not any(result.requires_grad for result in (*results, finder.pairwise(left, right)))
+    assert all(result.equal(other) for result, other in zip(found(inferred, y), wanted, strict=True))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert all(result.equal(other) for result, other in zip(found(x, y), wanted, strict=True))
+        assert finder.pairwise(x, y).equal(values)
+    with torch.inference_mode():
+        assert all(result.equal(other) for result, other in zip(found(x, y), wanted, strict=True))
+    assert leaf.grad is None
+
+
+def test_two_types_are_compared_in_the_wider():
+    x, y = rows(9, 5, dtype=torch.float16), rows(11, 5, seed=1, dtype=torch.float64)
+    for threshold in values_of_all_pairs(LpDistance(), x, y)[0].tolist():
+        assert_agree(LpDistance(), x, y, threshold)
+    assert MatchFinder(LpDistance()).pairwise(x, y[:9]).dtype == torch.float64
+    assert MatchFinder(LpDistance()).pairwise(x, y[:9].bfloat16()).dtype == torch.float32
+
+
+def test_one_object_serves_many_threads_and_can_be_copied():
+    finder = MatchFinder(LpDistance(power=2), 1.0)
+    x = rows(300, 16)
+    wanted = finder.get_match_indices(x)
+    found = [None] * 4
+
+    def work(i):
+        found[i] = finder.get_match_indices(x)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(result.equal(wanted) for result in found)
+    for other in (copy.deepcopy(finder), pickle.loads(pickle.dumps(finder))):
+        assert other.get_match_indices(x).equal(wanted)
+        assert other.threshold == 1.0
+    assert repr(finder) == "MatchFinder(LpDistance(normalize_embeddings=True, p=2, power=2), threshold=1.0)"
+
+
+# --- distances that are obeyed --------------------------------------------------------------------------------------
+
+
+class PairsOnly:
+    """A distance whose matrix cannot be had."""
+
+    is_inverted = False
+
+    def __call__(self, query, reference):
+        raise AssertionError("the matrix was asked for")
+
+    def pairwise(self, x, y):
+        return (x - y).abs().sum(1)
+
+
+class MatrixOnly:
+    """A distance without ``pairwise``, whose matrices must stay small."""
+
+    is_inverted = True
+
+    def __call__(self, query, reference):
+        assert len(query) * len(reference) <= 1000
+        return -(query[:, None] - reference).abs().sum(2)
+
+
+def test_pairs_are_decided_without_the_matrix():
+    x, y = torch.zeros(3, 2), torch.tensor([[0.0, 1.0], [1.0, 1.0], [1.0, 2.0]])
+    assert MatchFinder(PairsOnly(), 2).is_match(x, y).tolist() == [True, True, False]
+    for n in (0, 1, 15, 16, 17, 100):
+        x, y = rows(n, 3), rows(n, 3, seed=1)
+        finder = MatchFinder(MatrixOnly(), -2.5)
+        assert finder.is_match(x, y).equal((x - y).abs().sum(1) <= 2.5)
+        torch.testing.assert_close(finder.pairwise(x, y), -(x - y).abs().sum(1))
+
+
+def test_pml_distances_that_are_not_native_have_their_own_values_in_pairs():
+    x, y = rows(40, 6), rows(40, 6, seed=1)
+    for distance in (pml.LpDistance(p=1), pml.SNRDistance(), pml.LpDistance(power=3)):
+        values = MatchFinder(distance).pairwise(x, y)
+        torch.testing.assert_close(values, distance(x, y).diagonal())
+        batched = pml.BatchedDistance(distance, batch_size=7)
+        assert MatchFinder(batched).pairwise(x, y).equal(values)
+        threshold = values.median().item()
+        assert MatchFinder(batched, threshold).get_match_matrix(x, y).equal(distance(x, y) <= threshold)
+
+
+def test_what_is_overridden_is_obeyed(monkeypatch):
+    class Doubled(LpDistance):
+        def pairwise_distance(self, query_emb, ref_emb):
+            return 2 * super().pairwise_distance(query_emb, ref_emb)
+
+        def compute_mat(self, query_emb, ref_emb):
+            return 2 * super().compute_mat(query_emb, ref_emb)
+
+    x, y = torch.zeros(1, 2), torch.tensor([[0.0, 1.0]])
+    doubled = MatchFinder(Doubled(normalize_embeddings=False), 1.5)
+    assert not doubled.is_match(x, y)
+    assert not doubled.get_match_matrix(x, y)
+    finder = MatchFinder(LpDistance(normalize_embeddings=False), 1.5)
+    assert finder.is_match(x, y)
+    monkeypatch.setattr(LpDistance, "pairwise", lambda self, x, y: torch.full((len(x),), 7.0))
+    assert finder.pairwise(x, y).tolist() == [7.0]
+
+
+class Unordered:
+    """A NaN for every pair whose first coordinates differ."""
+
+    def __init__(self, is_inverted):
+        self.is_inverted = is_inverted
+
+    def __call__(self, query, reference):
+        return torch.where(query[:, :1] == reference[:, 0], 1.0, torch.nan)
+
+    def pairwise(self, x, y):
+        return torch.where(x[:, 0] == y[:, 0], 1.0, torch.nan)
+
+
+@pytest.mark.parametrize("is_inverted", [False, True])
+@pytest.mark.parametrize("threshold", [1.0, math.inf, -math.inf])
+def test_a_distance_that_is_not_a_number_matches_nothing(is_inverted, threshold):
+    finder = MatchFinder(Unordered(is_inverted), threshold)
+    x, y = torch.tensor([[0.0], [1.0]]), torch.tensor([[0.0], [2.0]])
+    one_matches = threshold == 1.0 or (threshold > 0) != is_inverted
+    assert finder.get_match_matrix(x, y).tolist() == [[one_matches, False], [False, False]]
+    assert finder.is_match(x, y).tolist() == [one_matches, False]
+    assert len(finder.get_match_indices(x, y)) == one_matches
+
+
+def test_a_constant_row_under_snr_matches_nothing():
+    finder = MatchFinder(SNRDistance(), 1e9)
+    x = torch.tensor([[2.0, 2.0, 2.0], [1.0, 2.0, 3.0]])
+    assert finder.get_match_matrix(x).tolist() == [[False, False], [True, True]]
+
+
+# --- refusals -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("distance", ALL, ids=ALL_IDS)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_rows_that_are_not_finite_are_named(distance, value):
+    good = rows(6, 4)
+    bad = good.clone()
+    bad[3, 2] = bad[5, 0] = value
+    finder = MatchFinder(distance, 0.5)
+    for method in (finder.get_match_matrix, finder.get_match_indices, finder.get_matching_pairs):
+        with pytest.raises(ValueError, match=r"^query_emb must be finite, got NaN or infinity in row 3$"):
+            method(bad, good)
+        with pytest.raises(ValueError, match=r"^ref_emb must be finite, got NaN or infinity in row 3$"):
+            method(good, bad)
+        with pytest.raises(ValueError, match=r"^query_emb must be finite, got NaN or infinity in row 3$"):
+            method(bad)
+    for x, y, name in ((bad, good, "x"), (good, bad, "y")):
+        with pytest.raises(ValueError, match=rf"^{name} must be finite, got NaN or infinity in row 3$"):
+            finder.is_match(x, y)
+
+
+@pytest.mark.parametrize("distance", ALL, ids=ALL_IDS)
+def test_pairs_need_two_sides(distance):
+    finder = MatchFinder(distance, 0.5)
+    with pytest.raises(ValueError, match=r"^x and y must have the same number of rows, got 3 and 4$"):
+        finder.is_match(rows(3, 5), rows(4, 5))
+    with pytest.raises(ValueError, match=r"^x and y must have the same number of rows, got 1 and 4$"):
+        finder.is_match(rows(1, 5), rows(4, 5))
+
+
+@pytest.mark.parametrize("distance", ALL, ids=ALL_IDS)
+def test_what_cannot_be_compared_is_refused(distance):
+    finder = MatchFinder(distance, 0.5)
+    for call in (finder.get_match_matrix, finder.get_match_indices, finder.get_matching_pairs, finder.is_match):
+        with pytest.raises(TypeError, match=r"^(query_emb|x) must be a torch tensor, got ndarray"):
+            call(np.ones((2, 3)), rows(2, 3))
+        with pytest.raises(TypeError, match=r"^(ref_emb|y) must be a torch tensor, got list"):
+            call(rows(2, 3), [[1.0, 2, 3]])
+        with pytest.raises(ValueError, match=r"2-D|2D"):
+            call(rows(2, 3)[0], rows(2, 3)[0])
+        with pytest.raises(ValueError, match=r"dimension"):
+            call(rows(2, 3), rows(2, 4))
+        with pytest.raises(
+            ValueError, match=r"^(query_emb and ref_emb|x and y) must be on one device, got cpu and meta"
+        ):
+            call(rows(2, 3), rows(2, 3).to("meta"))
+
+
+@pytest.mark.parametrize("distance", [LpDistance(), TorchLp()], ids=["native", "torch"])
+def test_integers_are_refused(distance):
+    finder, x = MatchFinder(distance, 0.5), torch.ones(2, 3, dtype=torch.long)
+    for call in (finder.get_match_matrix, finder.get_match_indices, finder.is_match):
+        with pytest.raises(ValueError, match=r"^(query_emb|x) must hold float32, float64, float16 or bfloat16 values"):
+            call(x, x)
+
+
+def test_rows_without_columns_are_refused():
+    finder, x = MatchFinder(LpDistance(), 0.5), torch.empty(3, 0)
+    for call in (finder.get_match_matrix, finder.get_match_indices, finder.is_match):
+        with pytest.raises(ValueError, match=r"^(query_emb|x) must have at least one column, got 0$"):
+            call(x, x)
+
+
+def test_another_default_device_or_type_changes_nothing():
+    x, finder = rows(6, 4, dtype=torch.float16), MatchFinder(LpDistance(power=2), 0.7)
+    wanted = finder.get_match_matrix(x)
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):
+            assert finder.get_match_matrix(x).equal(wanted)
+            assert finder.get_match_indices(x).equal(wanted.nonzero())
+            assert finder.is_match(x, x).tolist() == [True] * 6
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_a_distance_of_a_wrong_shape_is_refused():
+    class Wrong(PairsOnly):
+        def __call__(self, query, reference):
+            return torch.zeros(1, 1)
+
+        def pairwise(self, x, y):
+            return torch.zeros(len(x), 1)
+
+    finder = MatchFinder(Wrong(), 1)
+    with pytest.raises(ValueError, match=r"distance must return a tensor of shape \(3, 2\), got \(1, 1\)"):
+        finder.get_match_matrix(rows(3, 2), rows(2, 2))
+    with pytest.raises(ValueError, match=r"distance.pairwise must return a tensor of shape \(3,\), got \(3, 1\)"):
+        finder.is_match(rows(3, 2), rows(3, 2))
+
+
+def test_a_distance_is_needed():
+    with pytest.raises(TypeError, match="distance"):
+        MatchFinder()
+    with pytest.raises(TypeError, match=r"distance must be callable, got float"):
+        MatchFinder(0.5)
+    with pytest.raises(TypeError, match=r"distance must have an attribute is_inverted"):
+        MatchFinder(torch.cdist)
+
+
+# --- pytorch-metric-learning ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("theirs", "threshold"),
+    [
+        (pml.CosineSimilarity(), 0.2),
+        (pml.LpDistance(), 1.2),
+        (pml.LpDistance(normalize_embeddings=False, power=2), 12.0),
+        (pml.DotProductSimilarity(normalize_embeddings=False), 1.5),
+        (pml.SNRDistance(), 1.6),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("with_reference", [False, True])
+def test_the_matches_of_pml(theirs, threshold, with_reference):
+    query, reference = rows(50, 8), rows(70, 8, seed=1) if with_reference else None
+    old, new = PMLMatchFinder(distance=theirs, threshold=threshold), MatchFinder(theirs, threshold)
+    matrix = old.get_matching_pairs(query, reference)
+    assert 0 < matrix.sum() < matrix.size
+    ours = new.get_matching_pairs(query, reference)
+    assert (ours.dtype, ours.tolist()) == (matrix.dtype, matrix.tolist())
+    assert new.get_match_matrix(query, reference).tolist() == matrix.tolist()
+    pairs = new.get_matching_pairs(query, reference, return_tuples=True)
+    assert pairs == [tuple(pair) for pair in old.get_matching_pairs(query, reference, return_tuples=True)]
+    assert all(type(number) is int for pair in pairs for number in pair)
+    strict = new.get_matching_pairs(query, reference, threshold=math.inf if theirs.is_inverted else -1)
+    assert not strict.any()
+
+
+# --- the core's pairs -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("metric", ["sqeuclidean", "cosine", "inner_product", "normalized_euclidean", "chebyshev"])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_pairs_of_the_core_have_the_values_of_a_search(metric, dtype, level):
+    x, y = (np.random.default_rng(seed).standard_normal((3000, 7)).astype(dtype) for seed in (1, 2))
+    y[::5] = x[::5]
+    wanted = [_core.knn(x[i : i + 1], y[i : i + 1], 1, metric)[0][0, 0] for i in range(0, 3000, 50)]
+    for threads in (1, 2):
+        values = _core.pairwise(x, y, metric, num_threads=threads)
+        assert values.dtype == (np.float64 if dtype == np.float64 else np.float32)
+        assert values.shape == (3000,)
+        assert values[::50].tobytes() == np.array(wanted).tobytes()
+
+
+def test_pairs_of_the_core_by_hand_and_refused():
+    x, y = np.array([[0.0, 0.0], [1.0, 2.0]]), np.array([[3.0, 4.0], [1.0, 2.0]])
+    assert _core.pairwise(x, y, "minkowski", p=1).tolist() == [7, 0]
+    assert _core.pairwise(x[:0], y[:0], "euclidean").tolist() == []
+    with pytest.raises(ValueError, match="same number of rows to be paired, got 2 and 1"):
+        _core.pairwise(x, y[:1], "euclidean")
+    with pytest.raises(ValueError, match="same number of columns, got 2 and 1"):
+        _core.pairwise(x, y[:, :1].copy(), "euclidean")
+    with pytest.raises(ValueError, match="metric must be one of"):
+        _core.pairwise(x, y, "manhattan")
+    with pytest.raises(TypeError, match="one dtype"):
+        _core.pairwise(x, y.astype(np.float32), "euclidean")
+    with pytest.raises(ValueError, match="num_threads must be at least 1"):
+        _core.pairwise(x, y, "euclidean", num_threads=0)
+    y[1, 1] = np.nan
+    with pytest.raises(ValueError, match="reference must be finite, got NaN in row 1, column 1"):
+        _core.pairwise(x, y, "euclidean")
