@@ -3,7 +3,10 @@
     python -m benches.evaluation [--quick] [--rounds R] [--json FILE]
 
     for each round, each work, each calculator: a fresh process ──> seconds, MiB added, values
-                                                  (exit code 1 if the values are not the same to 1e-6)
+                                                  (exit code 1 if a value differs by more than 1e-4)
+
+The peers search in float32, where some neighbours at nearly the same distance change places, and average reciprocal
+ranks in float32: the largest difference of a value is shown.
 
 Every calculator starts from the same tensors and computes the five retrieval metrics. Every process computes once more
 before it is timed, on a few rows, so that nothing is loaded or built in the timed call. Calculators take turns, so that
@@ -40,6 +43,7 @@ PML_FAISS = "pytorch-metric-learning, FaissKNN"
 PML_CUSTOM = "pytorch-metric-learning, CustomKNN(batch_size=256)"
 CALCULATORS = (OURS, PML_FAISS, PML_CUSTOM)
 LIMIT_S = 600
+LARGEST_DIFFERENCE = 1e-4
 
 
 @dataclass(frozen=True)
@@ -125,9 +129,9 @@ def in_own_process(name: str, work: Work, limit: int) -> dict[str, Any]:
     return answer
 
 
-def same(ours: dict[str, float], theirs: dict[str, float]) -> bool:
-    """Whether both have the same metrics with the same values."""
-    return set(ours) == set(theirs) and all(math.isclose(ours[name], theirs[name], abs_tol=1e-6) for name in ours)
+def difference(ours: dict[str, float], theirs: dict[str, float]) -> float:
+    """Largest difference of a value; infinite where one has a metric that the other has not."""
+    return max(abs(ours[name] - theirs[name]) for name in ours) if set(ours) == set(theirs) else math.inf
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -151,7 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for name in CALCULATORS:
                 if not (runs[name] and "error" in runs[name][0]):
                     runs[name].append(in_own_process(name, work, limit))
-        print(f"\n{work.name}\n{'':52}{'seconds':>10}{'ratio':>8}{'MiB added':>11}")
+        print(f"\n{work.name}\n{'':52}{'seconds':>10}{'ratio':>8}{'MiB added':>11}{'difference':>12}")
         ours = runs[OURS][0]
         for name in CALCULATORS:
             first = runs[name][0]
@@ -162,9 +166,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             seconds = statistics.median(run["seconds"] for run in runs[name])
             ratio = seconds / statistics.median(run["seconds"] for run in runs[OURS])
             mib = statistics.median(run["mib"] for run in runs[name])
-            equal = same(ours["values"], first["values"])
-            failed |= not equal
-            print(f"{name:52}{seconds:>10.2f}{ratio:>7.1f}x{mib:>11,.0f}{'' if equal else '  OTHER VALUES'}")
+            apart = difference(ours["values"], first["values"])
+            failed |= apart > LARGEST_DIFFERENCE
+            print(f"{name:52}{seconds:>10.2f}{ratio:>7.1f}x{mib:>11,.0f}{apart:>12.1e}")
         everything.append({"work": work.name, "runs": runs})
     if options.json:
         options.json.write_text(json.dumps(everything, indent=1), encoding="utf-8")
