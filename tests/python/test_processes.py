@@ -65,6 +65,25 @@ print(os.waitstatus_to_exitcode(status))
     assert run_python(program) == "0"
 
 
+def test_a_forked_child_evaluates_after_torch_has_used_its_threads(run_python):
+    script = """
+import os
+import torch
+from exactknn.evaluation import AccuracyCalculator
+torch.set_num_threads(2)
+rows, labels = torch.randn(40_000, 4, generator=torch.manual_seed(0)), torch.arange(40_000) % 4_000
+calculators = [AccuracyCalculator(k=k, include=("mean_average_precision",)) for k in ("max_bin_count", 200)]
+wanted = [calculator.get_accuracy(rows, labels) for calculator in calculators]
+(rows * 2).exp().sum()
+child = os.fork()
+if child == 0:
+    found = [calculator.get_accuracy(rows, labels) for calculator in calculators]
+    os._exit(0 if found == wanted else 7)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    assert run_python(script) == "0"
+
+
 def test_multiprocessing_by_fork_answers(run_python):
     program = (
         FORK

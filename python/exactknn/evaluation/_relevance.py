@@ -25,13 +25,25 @@ class Classes:
     """The distinct labels, or rows of labels, ascending, and the place of each among them."""
 
     def __init__(self, labels: Tensor) -> None:
-        dim = None if labels.ndim == 1 else 0  # much faster without
         self.labels: Tensor
+        self.codes: Ints
+        if labels.ndim == 1 and labels.device.type == "cpu" and labels.dtype in (torch.int64, torch.float64):
+            # Torch's own threads do not survive a fork, and would hang a child here.
+            distinct, self.codes = np.unique(labels.numpy(), return_inverse=True)
+            self.labels = torch.from_numpy(distinct)
+            return
+        dim = None if labels.ndim == 1 else 0  # much faster without
         self.labels, codes = torch.unique(labels, dim=dim, return_inverse=True)
-        self.codes: Ints = codes.cpu().numpy()
+        self.codes = codes.cpu().numpy()
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def chosen(self, mask: Bools) -> Tensor:
+        """The distinct labels at which the mask, ``(len(self),)``, is set."""
+        if self.labels.device.type == "cpu":
+            return torch.from_numpy(self.labels.numpy()[mask])  # as above
+        return self.labels[torch.from_numpy(mask).to(self.labels.device)]
 
 
 def codes_among(labels: Tensor, known: Tensor) -> Ints:
@@ -65,8 +77,9 @@ class Codes:
 
     def __init__(self, classes: Classes, query_labels: Tensor, reference_labels: Tensor, own_included: bool) -> None:
         for labels, name in ((query_labels, "query_labels"), (reference_labels, "reference_labels")):
-            if bool((labels != labels).any()):
-                row = int((labels != labels).nonzero()[0])
+            unequal = np.isnan(labels.cpu().numpy())
+            if unequal.any():
+                row = int(unequal.argmax())
                 raise ValueError(f"{name} must not be NaN, which equals nothing, got it in row {row}")
         self._classes = classes
         known, wanted = classes.labels.cpu().numpy(), reference_labels.cpu().numpy()

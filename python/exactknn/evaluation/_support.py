@@ -15,6 +15,8 @@ import copy
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -256,10 +258,18 @@ def check_finite(embeddings: Tensor, name: str) -> None:
         return
     rows = embeddings.detach().reshape(len(embeddings), -1)
     step = max(1, _CHECK_ELEMENTS // rows.shape[1])
-    finite = torch.cat([torch.isfinite(block).all(dim=1) for block in torch.split(rows, step)])
-    if not bool(finite.all()):
-        row = int((~finite).nonzero()[0])
-        raise ValueError(f"{name} must be finite, got NaN or infinity in row {row}")
+    finite = np.concatenate([_finite_rows(block) for block in torch.split(rows, step)])
+    if not finite.all():
+        raise ValueError(f"{name} must be finite, got NaN or infinity in row {int(finite.argmin())}")
+
+
+def _finite_rows(rows: Tensor) -> npt.NDArray[np.bool_]:
+    if rows.device.type == "cpu" and rows.layout == torch.strided and rows.dtype in (torch.float32, torch.float64):
+        # Torch's own threads do not survive a fork, and would hang a child here.
+        finite: npt.NDArray[np.bool_] = np.isfinite(rows.resolve_neg().numpy()).all(axis=1)
+        return finite
+    finite = torch.isfinite(rows).all(dim=1).cpu().numpy()
+    return finite
 
 
 def check_distance(distance: Any) -> None:

@@ -549,11 +549,10 @@ class _Run:
 
         lone = np.ones(len(classes), dtype=bool)
         lone[classes.codes[counted]] = False
-        device = self.query.device
-        self.calculator.per_class_labels = classes.labels[torch.from_numpy(~lone if counted.any() else lone).to(device)]
+        self.calculator.per_class_labels = classes.chosen(~lone if counted.any() else lone)
         kwargs["label_counts"] = (classes.labels, None if relevance is None else relevance.match_counts)
-        kwargs["lone_query_labels"] = classes.labels[torch.from_numpy(lone).to(device)]
-        kwargs["not_lone_query_mask"] = torch.from_numpy(counted).to(device)
+        kwargs["lone_query_labels"] = classes.chosen(lone)
+        kwargs["not_lone_query_mask"] = torch.from_numpy(counted).to(self.query.device)
         if self.methods_look:
             width = min(needs.columns, needs.resolved)
             kwargs["knn_labels"] = self.reference_labels[indices[:, :width]]
@@ -840,7 +839,9 @@ def _checked_indices(rows: Tensor, shape: tuple[int, int], m: int) -> Tensor:
     if rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool:
         raise ValueError(f"knn_func must return integer indices, got {rows.dtype}")
     rows = rows.long()
-    low, high = int(rows.min()), int(rows.max())
+    # On the CPU by NumPy: torch's own threads do not survive a fork, and would hang a child here.
+    found = rows.numpy() if rows.device.type == "cpu" else rows
+    low, high = int(found.min()), int(found.max())
     if low < 0 or high >= m:
         wrong = low if low < 0 else high
         raise ValueError(f"knn_func must return indices from 0 to {m - 1}, got {wrong}")
