@@ -24,7 +24,7 @@ from exactknn.distances import (
     LpDistance,
     SNRDistance,
 )
-from exactknn.evaluation import CustomKNN, MatchFinder
+from exactknn.evaluation import CustomKNN, MatchCounts, MatchFinder, match_accuracy, match_f1, select_threshold
 from exactknn.evaluation.match import _core_bound
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -324,6 +324,29 @@ def test_no_two_methods_ever_disagree(problem, data):
         above = [value for value in found if value > threshold]
         threshold += data.draw(st.floats(0, 1)) * ((above[0] if above else threshold + 1) - threshold)
     assert_agree(distance, query, reference, threshold)
+
+
+@settings(max_examples=100, deadline=None)
+@given(problems(), st.data())
+def test_a_selected_threshold_decides_everywhere_as_it_was_counted(problem, data):
+    query, reference, name = problem
+    n = min(len(query), len(reference))
+    if n < 2:
+        return
+    x, y, distance = query[:n], reference[:n], NATIVE[name]
+    is_match = torch.tensor([True, False, *data.draw(st.lists(st.booleans(), min_size=n - 2, max_size=n - 2))])
+    finder = MatchFinder(distance)
+    for metric in (match_accuracy, match_f1):
+        threshold, value = select_threshold(finder.pairwise(x, y), is_match, metric, is_inverted=distance.is_inverted)
+        paired = finder.is_match(x, y, threshold)
+        counts = [
+            (paired == d) & (is_match == m) for d, m in ((True, True), (True, False), (False, False), (False, True))
+        ]
+        assert float(metric(MatchCounts(*(count.sum() for count in counts)))) == value
+        matrix = finder.get_match_matrix(x, y, threshold)
+        assert matrix.diagonal().equal(paired)
+        assert finder.get_match_indices(x, y, threshold).equal(matrix.nonzero())
+        assert decided(values_of_all_pairs(distance, x, y), threshold, distance).equal(matrix)
 
 
 @settings(max_examples=300, deadline=None)
