@@ -36,6 +36,7 @@ SINGLE = [
     (AvgNonZeroReducer(), 2.5),
     (ThresholdReducer(low=1), 2.5),
     (ThresholdReducer(high=2.5), 1 / 3),
+    (ThresholdReducer(high=3), 1 / 3),
     (ThresholdReducer(low=0, high=2.5), 2),
     (ThresholdReducer(0, 2.5), 2),
 ]
@@ -195,6 +196,10 @@ def test_per_anchor():
     assert reduce(PerAnchorReducer(), LOSSES, ROWS).item() == 1
     with pytest.raises(NotImplementedError, match="got triplets"):
         reduce(PerAnchorReducer(), losses, TRIPLETS)
+
+
+def test_an_anchor_with_one_pair_has_its_loss():
+    assert reduce(PerAnchorReducer(SumReducer()), [3.0, 1.0, 2.0], (ROWS[:3] // 2, ROWS[1:])).item() == 4
 
 
 def test_a_pair_that_is_listed_twice_counts_twice():
