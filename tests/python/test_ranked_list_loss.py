@@ -506,8 +506,12 @@ def test_labels_of_any_type(dtype):
 def test_labels_follow_the_embeddings_to_their_device():
     x = torch.randn(6, 3, generator=torch.manual_seed(12))
     labels = torch.tensor([0, 1, 0, 1, 1, 0])
-    weights = torch.tensor([1.0, 2.0])
-    for reducer in (None, reducers.ClassWeightedReducer(weights), pml_reducers.ClassWeightedReducer(weights)):
+
+    def with_labels(terms, embeddings, labels):
+        assert labels.device == embeddings.device
+        return terms["loss"]["losses"].sum()
+
+    for reducer in (None, with_labels, reducers.ClassWeightedReducer([1.0, 2.0])):
         loss = RankedListLoss(0.4, 10, reducer=reducer)
         assert loss(x.to("meta"), labels).device.type == "meta"
         if torch.cuda.is_available():
