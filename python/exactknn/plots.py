@@ -231,8 +231,8 @@ def plot_score_histogram(
     ax = _axes(ax)
     is_inverted = _arrays.as_flag(is_inverted, "is_inverted")
     bins = _arrays.as_count(bins, "bins", minimum=1)
-    if threshold not in (None, math.inf, -math.inf):
-        threshold = _arrays.as_real(threshold, "threshold")
+    if threshold is not None:
+        threshold = _arrays.as_real(threshold, "threshold", finite=False)
     keys, dtype, is_match = checked_pairs(scores, labels)
     values = as_float64(keys, dtype)
     edges = np.histogram_bin_edges(values, bins)

@@ -24,7 +24,7 @@ from exactknn.distances import (
     LpDistance,
     SNRDistance,
 )
-from exactknn.evaluation import CustomKNN, MatchFinder
+from exactknn.evaluation import CustomKNN, MatchCounts, MatchFinder, match_accuracy, match_f1, select_threshold
 from exactknn.evaluation.match import _core_bound
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -326,6 +326,29 @@ def test_no_two_methods_ever_disagree(problem, data):
     assert_agree(distance, query, reference, threshold)
 
 
+@settings(max_examples=100, deadline=None)
+@given(problems(), st.data())
+def test_a_selected_threshold_decides_everywhere_as_it_was_counted(problem, data):
+    query, reference, name = problem
+    n = min(len(query), len(reference))
+    if n < 2:
+        return
+    x, y, distance = query[:n], reference[:n], NATIVE[name]
+    is_match = torch.tensor([True, False, *data.draw(st.lists(st.booleans(), min_size=n - 2, max_size=n - 2))])
+    finder = MatchFinder(distance)
+    for metric in (match_accuracy, match_f1):
+        threshold, value = select_threshold(finder.pairwise(x, y), is_match, metric, is_inverted=distance.is_inverted)
+        paired = finder.is_match(x, y, threshold)
+        counts = [
+            (paired == d) & (is_match == m) for d, m in ((True, True), (True, False), (False, False), (False, True))
+        ]
+        assert float(metric(MatchCounts(*(count.sum() for count in counts)))) == value
+        matrix = finder.get_match_matrix(x, y, threshold)
+        assert matrix.diagonal().equal(paired)
+        assert finder.get_match_indices(x, y, threshold).equal(matrix.nonzero())
+        assert decided(values_of_all_pairs(distance, x, y), threshold, distance).equal(matrix)
+
+
 @settings(max_examples=300, deadline=None)
 @given(
     st.sampled_from(DTYPES),
@@ -606,11 +629,33 @@ def test_integers_are_refused(distance):
             call(x, x)
 
 
+@pytest.mark.parametrize("distance", ALL, ids=ALL_IDS)
+def test_sparse_rows_are_refused(distance):
+    finder, x = MatchFinder(distance, 0.5), rows(2, 3)
+    for call in (finder.get_match_matrix, finder.get_match_indices, finder.get_matching_pairs, finder.is_match):
+        with pytest.raises(ValueError, match=r"^(ref_emb|y) must be a dense tensor, got layout torch\.sparse_coo$"):
+            call(x, x.to_sparse())
+
+
 def test_rows_without_columns_are_refused():
     finder, x = MatchFinder(LpDistance(), 0.5), torch.empty(3, 0)
     for call in (finder.get_match_matrix, finder.get_match_indices, finder.is_match):
         with pytest.raises(ValueError, match=r"^(query_emb|x) must have at least one column, got 0$"):
             call(x, x)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", NATIVE)
+def test_embeddings_on_a_gpu(name):
+    distance, x, y = NATIVE[name], rows(30, 6).cuda(), rows(40, 6, seed=1).cuda()
+    threshold = values_of_all_pairs(distance, x, y).median().item() + 1e-4
+    finder = MatchFinder(distance, threshold)
+    matrix, indices, paired = finder.get_match_matrix(x, y), finder.get_match_indices(x, y), finder.is_match(x, y[:30])
+    assert {found.device.type for found in (matrix, indices, paired)} == {"cuda"}
+    assert matrix.cpu().equal(finder.get_match_matrix(x.cpu(), y.cpu()))
+    assert indices.equal(matrix.nonzero())
+    assert paired.equal(matrix[:, :30].diagonal())
+    assert finder.get_matching_pairs(x, y).tolist() == matrix.tolist()
 
 
 def test_another_default_device_or_type_changes_nothing():

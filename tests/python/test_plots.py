@@ -216,7 +216,7 @@ def test_bad_input_is_refused_by_name():
     selection = select_threshold(SCORES, LABELS, match_f1, is_inverted=True)
     with pytest.raises(TypeError, match="threshold must be a real number, got ThresholdSelection"):
         plots.plot_score_histogram(SCORES, LABELS, is_inverted=True, threshold=selection)
-    with pytest.raises(ValueError, match="threshold must be a finite number, got nan"):
+    with pytest.raises(ValueError, match="threshold must be a number or an infinity, got nan"):
         plots.plot_score_histogram(SCORES, LABELS, is_inverted=True, threshold=math.nan)
 
 

@@ -4,6 +4,7 @@ import copy
 import math
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -391,6 +392,8 @@ def test_a_bad_row_is_seen_in_the_loss(dtype, bad):
     x[4, 1] = bad
     for imbalance in (0, 1):
         assert RankedListLoss(0.4, 10, imbalance)(x, LABELS).isnan()
+    # A reducer with bounds takes it for nothing between them.
+    assert RankedListLoss(0.4, 10, reducer=reducers.AvgNonZeroReducer())(x, LABELS) == 0
 
 
 def test_constructor():
@@ -426,17 +429,37 @@ def test_distance_and_reducer_objects():
             assert RankedListLoss(0.4, 10, reducer=shared).reducer is shared
 
 
-@pytest.mark.parametrize("imbalance", [-0.1, 1.1, math.nan, math.inf])
+def test_what_lies_on_a_bound_does_not_take_part():
+    # From the first row: positives at 0.5 = alpha - margin and 0.75, negatives at 1 = alpha and 0.25.
+    x = torch.tensor([[0.0, 0.0], [0.5, 0.0], [0.75, 0.0], [1.0, 0.0], [0.25, 0.0]], dtype=torch.float64)
+    labels = torch.tensor([0, 0, 0, 1, 1])
+    for imbalance, wanted in ((0, 0.25), (1, 0.75)):
+        loss = RankedListLoss(0.5, 0, imbalance, 1, distance=distances.LpDistance(normalize_embeddings=False))
+        assert row_losses(loss, x, labels)[0] == wanted
+
+
+@pytest.mark.parametrize("imbalance", [-0.1, 1.1, -1e-9, 2])
 def test_imbalance_is_checked(imbalance):
     with pytest.raises(ValueError, match="imbalance must be between 0 and 1, got"):
         RankedListLoss(0.4, 10, imbalance=imbalance)
 
 
-@pytest.mark.parametrize("name", ["margin", "neg_temperature", "alpha", "pos_temperature"])
+@pytest.mark.parametrize("name", ["margin", "neg_temperature", "imbalance", "alpha", "pos_temperature"])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_numbers_are_finite(name, value):
-    with pytest.raises(ValueError, match=f"{name} must be finite, got {value}"):
+    with pytest.raises(ValueError, match=f"^{name} must be a finite number, got {value}"):
         RankedListLoss(**{"margin": 0.4, "neg_temperature": 10, "alpha": 1} | {name: value})
+
+
+@pytest.mark.parametrize("name", ["margin", "neg_temperature", "imbalance", "alpha", "pos_temperature"])
+def test_numbers_are_numbers(name):
+    for value in ("0.5", True, 1j, [0.5], torch.tensor(0.5)):
+        with pytest.raises(TypeError, match=f"^{name} must be a real number, got .* of type {type(value).__name__}$"):
+            RankedListLoss(**{"margin": 0.4, "neg_temperature": 10} | {name: value})
+    for value in (1, np.float32(1), np.int64(1)):
+        assert getattr(RankedListLoss(**{"margin": 0.4, "neg_temperature": 10} | {name: value}), name) == 1
+    with pytest.raises(ValueError, match=f"^{name} must be a finite number, got one beyond"):
+        RankedListLoss(**{"margin": 0.4, "neg_temperature": 10} | {name: 10**400})
 
 
 def test_refused_options():
@@ -445,6 +468,9 @@ def test_refused_options():
             RankedListLoss(0.4, 10, distance=similarity)
     with pytest.raises(TypeError, match="Tn"):
         RankedListLoss(0.4, 10, Tn=1)
+    for name in ("distance", "reducer", "embedding_regularizer"):
+        with pytest.raises(TypeError, match=f"^{name} must be callable, got 'mean' of type str$"):
+            RankedListLoss(0.4, 10, **{name: "mean"})
 
 
 def test_refused_arguments():
@@ -454,7 +480,7 @@ def test_refused_arguments():
         loss(x)
     for name, value in (("indices_tuple", (labels,) * 3), ("ref_emb", x), ("ref_labels", labels)):
         for call in (loss, loss.loss_terms):
-            with pytest.raises(ValueError, match=f"{name} must be None"):
+            with pytest.raises(ValueError, match=f"^{name} must be None .*, got {type(value).__name__}$"):
                 call(x, labels, **{name: value})
     for wrong in (labels[:3], labels[:, None], torch.tensor(0)):
         with pytest.raises(ValueError, match=r"labels must be 1-D, one for each of the 4 embeddings, got shape"):
@@ -475,6 +501,21 @@ def test_labels_of_any_type(dtype):
     x = torch.randn(6, 3, generator=torch.manual_seed(12))
     labels = torch.tensor([0, 1, 0, 1, 1, 0])
     assert RankedListLoss(0.4, 10)(x, labels.to(dtype)).equal(RankedListLoss(0.4, 10)(x, labels))
+
+
+def test_labels_follow_the_embeddings_to_their_device():
+    x = torch.randn(6, 3, generator=torch.manual_seed(12))
+    labels = torch.tensor([0, 1, 0, 1, 1, 0])
+
+    def with_labels(terms, embeddings, labels):
+        assert labels.device == embeddings.device
+        return terms["loss"]["losses"].sum()
+
+    for reducer in (None, with_labels, reducers.ClassWeightedReducer([1.0, 2.0])):
+        loss = RankedListLoss(0.4, 10, reducer=reducer)
+        assert loss(x.to("meta"), labels).device.type == "meta"
+        if torch.cuda.is_available():
+            assert loss(x.cuda(), labels).item() == pytest.approx(loss(x, labels).item(), rel=1e-5)
 
 
 def test_layouts_and_inference_tensors():
@@ -550,9 +591,25 @@ def test_reducers_that_hand_on_the_terms():
             RankedListLoss(0.4, 10, reducer=module.DivisorReducer())(X, LABELS)
 
 
-def test_a_regularizer_that_returns_a_number():
-    loss = RankedListLoss(0.4, 10, embedding_regularizer=lambda x: 3.0)
-    assert loss(X, LABELS).item() == pytest.approx(0.521970803615 + 3)
+@pytest.mark.parametrize("value", [3, 3.1, torch.tensor(3.1), torch.tensor([3.1])], ids=repr)
+@pytest.mark.parametrize("reducer", [None, reducers.MultipleReducers({}), pml_reducers.MultipleReducers({})], ids=repr)
+def test_a_regularizer_that_returns_one_value(value, reducer):
+    loss = RankedListLoss(0.4, 10, embedding_regularizer=lambda x: value, reducer=reducer)
+    found = loss(X, LABELS)
+    assert found.shape == ()
+    assert found.item() == pytest.approx(0.521970803615 + float(value), rel=1e-11)
+
+
+@pytest.mark.parametrize("reducer", [None, reducers.DoNothingReducer()], ids=repr)
+def test_a_regularizer_that_returns_no_value_is_refused(reducer):
+    for value, error, message in (
+        (X.norm(dim=1), ValueError, r"embedding_regularizer must return one value, got shape \(6,\)"),
+        (X[:0, 0], ValueError, r"embedding_regularizer must return one value, got shape \(0,\)"),
+        (None, TypeError, "the value of embedding_regularizer must be a real number, got None"),
+    ):
+        loss = RankedListLoss(0.4, 10, embedding_regularizer=lambda x, value=value: value, reducer=reducer)
+        with pytest.raises(error, match=message):
+            loss(X, LABELS)
 
 
 def test_copies():
@@ -620,5 +677,8 @@ def test_a_distance_that_is_only_a_function():
     torch.testing.assert_close(loss(X, LABELS), plain(X, LABELS))
     with pytest.raises(ValueError, match=r"2-D \(rows, dimensions\), got shape \(6,\)"):
         loss(X[:, 0], LABELS)
-    with pytest.raises(ValueError, match=r"distance must give shape \(6, 6\) for 6 rows, got \(6, 5\)"):
+    with pytest.raises(ValueError, match=r"distance must return a tensor of shape \(6, 6\), got \(6, 5\)"):
         RankedListLoss(0.4, 10, distance=lambda rows: torch.cdist(rows, rows[1:]))(X, LABELS)
+    blocks = distances.BatchedDistance(distances.LpDistance(), iter_fn=lambda mat, start, end: None)
+    with pytest.raises(ValueError, match=r"distance must return a tensor of shape \(6, 6\), got NoneType"):
+        RankedListLoss(0.4, 10, distance=blocks)(X, LABELS)

@@ -36,6 +36,7 @@ SINGLE = [
     (AvgNonZeroReducer(), 2.5),
     (ThresholdReducer(low=1), 2.5),
     (ThresholdReducer(high=2.5), 1 / 3),
+    (ThresholdReducer(high=3), 1 / 3),
     (ThresholdReducer(low=0, high=2.5), 2),
     (ThresholdReducer(0, 2.5), 2),
 ]
@@ -86,6 +87,9 @@ def test_class_weights_keep_their_digits():
 
 
 def test_class_weights_need_classes():
+    for weights in (1.0, [[1.0, 2.0]]):
+        with pytest.raises(ValueError, match=r"^weights must be 1-D, one for each class, got shape \("):
+            ClassWeightedReducer(weights)
     for labels in (None, LABELS.float()):
         with pytest.raises(ValueError, match="labels must be the whole numbers of classes for ClassWeightedReducer"):
             reduce(ClassWeightedReducer([1.0, 1, 1]), LOSSES, ROWS, labels=labels)
@@ -174,6 +178,12 @@ def test_nothing_past_the_threshold_is_a_zero_with_a_zero_gradient():
 def test_a_threshold_needs_a_bound():
     with pytest.raises(ValueError, match="low or high must be given, got None for both"):
         ThresholdReducer()
+    for name in ("low", "high"):
+        with pytest.raises(ValueError, match=f"^{name} must be a number or an infinity, got nan"):
+            ThresholdReducer(**{name: float("nan")})
+        with pytest.raises(TypeError, match=f"^{name} must be a real number, got '1'"):
+            ThresholdReducer(**{name: "1"})
+    assert reduce(ThresholdReducer(low=-float("inf")), LOSSES, ROWS).item() == 1
 
 
 def test_per_anchor():
@@ -186,6 +196,10 @@ def test_per_anchor():
     assert reduce(PerAnchorReducer(), LOSSES, ROWS).item() == 1
     with pytest.raises(NotImplementedError, match="got triplets"):
         reduce(PerAnchorReducer(), losses, TRIPLETS)
+
+
+def test_an_anchor_with_one_pair_has_its_loss():
+    assert reduce(PerAnchorReducer(SumReducer()), [3.0, 1.0, 2.0], (ROWS[:3] // 2, ROWS[1:])).item() == 4
 
 
 def test_a_pair_that_is_listed_twice_counts_twice():

@@ -516,6 +516,14 @@ def test_metrics_are_float64_in_the_shape_of_the_counts(metric, dtype):
     assert none.isnan()
 
 
+def test_another_default_device_changes_nothing():
+    with torch.device("meta"):
+        for metric in (*METRICS, match_recall_at_fmr(1)):
+            assert metric(threshold_curve(*SIMILARITIES, is_inverted=True).counts).device.type == "cpu"
+        assert select_threshold(*SIMILARITIES, match_f1, is_inverted=True) == (0.3125, 6 / 7)
+        assert equal_error_rate(*SIMILARITIES, is_inverted=True) == 1 / 3
+
+
 def test_the_rate_of_false_matches_is_inclusive():
     scores = torch.arange(200, 0, -1, dtype=torch.float32)
     labels = torch.zeros(200, dtype=torch.bool)

@@ -20,6 +20,22 @@ from exactknn._retrieval import Hits
 from exactknn.evaluation import accuracy as _accuracy
 from exactknn.evaluation._relevance import Classes, Compared, codes_among
 
+__all__ = [
+    "EQUALITY",
+    "AccuracyCalculator",
+    "get_label_match_counts",
+    "get_lone_query_labels",
+    "get_relevance_mask",
+    "get_unique_labels",
+    "maybe_get_avg_of_avgs",
+    "mean_average_precision",
+    "mean_reciprocal_rank",
+    "nan_accuracy",
+    "precision_at_k",
+    "r_precision",
+    "try_getting_not_lone_labels",
+]
+
 EQUALITY = torch.eq
 
 Comparison = Callable[[Any, Any], Any]

@@ -150,8 +150,6 @@ def native_support(distance: Any, query: Tensor, reference: Tensor, names: Names
     for tensor, name in zip((query, reference), names, strict=True):
         if tensor.device.type != "cpu":
             return unsupported(f"{name} is on {tensor.device}, the core searches CPU memory")
-        if tensor.layout != torch.strided:
-            return unsupported(f"{name} has layout {tensor.layout}, the core searches dense rows")
     # The core has no integer rows, and no distance here takes them: say so before the conversion does.
     check_floating(query, names[0])
     check_floating(reference, names[1])
@@ -281,15 +279,17 @@ def check_distance(distance: Any) -> None:
 
 
 def check_embeddings(distance: Any, query: Any, reference: Any, names: Names, *, arrays_go_to: str) -> None:
-    """Raise unless both are tensors on one device, of shapes that the distance takes.
+    """Raise unless both are dense tensors on one device, of shapes that the distance takes.
 
     Raises:
         TypeError: not tensors.
-        ValueError: two devices, wrong shape, or two dimensions.
+        ValueError: not dense, two devices, wrong shape, or two dimensions.
     """
     for value, name in zip((query, reference), names, strict=True):
         if not isinstance(value, Tensor):
             raise TypeError(f"{name} must be a torch tensor, got {type(value).__name__}; arrays go to {arrays_go_to}")
+        if value.layout != torch.strided:
+            raise ValueError(f"{name} must be a dense tensor, got layout {value.layout}")
     both = " and ".join(names)
     if query.device != reference.device:
         raise ValueError(f"{both} must be on one device, got {query.device} and {reference.device}")

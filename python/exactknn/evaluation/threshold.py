@@ -265,7 +265,12 @@ def _recall_at_fmr(counts: MatchCounts, *, rate: float) -> Tensor:
 
 
 def _float64_fields(counts: MatchCounts) -> list[Tensor]:
-    return [torch.as_tensor(count, dtype=torch.float64) for count in counts]
+    given: tuple[Any, ...] = counts  # numbers serve as well
+    # Tensors stay where they are, whatever the default device, which may have no float64.
+    return [
+        count.to(torch.float64) if isinstance(count, Tensor) else torch.tensor(count, dtype=torch.float64)
+        for count in given
+    ]
 
 
 def best_candidate(metric: Metric, counts: MatchCounts) -> tuple[npt.NDArray[np.float64], int]:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from exactknn import _arrays
 from exactknn.distances import LpDistance
 from exactknn.distances.base import check_floating, result_dtype
 from exactknn.reducers import MeanReducer
@@ -34,6 +35,9 @@ class BaseMetricLossFunction(torch.nn.Module):
         embedding_regularizer: from the embeddings to a scalar that is added to the loss.
         embedding_reg_weight: what that scalar is multiplied by.
         collect_stats: taken for compatibility; distances and reducers have statistics of their own.
+
+    Raises:
+        TypeError: a distance, reducer or regulariser that cannot be called.
     """
 
     def __init__(
@@ -46,6 +50,13 @@ class BaseMetricLossFunction(torch.nn.Module):
         collect_stats: bool | None = None,
     ) -> None:
         super().__init__()
+        for name, given in (
+            ("distance", distance),
+            ("reducer", reducer),
+            ("embedding_regularizer", embedding_regularizer),
+        ):
+            if not (given is None or callable(given)):
+                raise TypeError(f"{name} must be callable, got {given!r} of type {type(given).__name__}")
         self.distance = self.get_default_distance() if distance is None else distance
         if reducer is None:
             self.reducer = self.get_default_reducer()
@@ -79,7 +90,8 @@ class BaseMetricLossFunction(torch.nn.Module):
 
         Raises:
             TypeError: embeddings or labels that are no tensors.
-            ValueError: wrong shape or type of embeddings or labels, or an argument that the loss does not take.
+            ValueError: wrong shape or type of embeddings or labels, an argument that the loss does not take, or more
+                than one value from the regulariser.
         """
         terms = self.loss_terms(embeddings, labels, indices_tuple, ref_emb, ref_labels)
         if labels is not None:
@@ -114,7 +126,7 @@ class BaseMetricLossFunction(torch.nn.Module):
             labels = labels.to(embeddings.device)
         terms = self.compute_loss(embeddings, labels, indices_tuple, ref_emb, ref_labels)
         if self.embedding_regularizer is not None and len(embeddings):
-            value = self.embedding_regularizer(embeddings) * self.embedding_reg_weight
+            value = _as_scalar(self.embedding_regularizer(embeddings), embeddings) * self.embedding_reg_weight
             terms["embedding_reg_loss"] = {"losses": value, "indices": None, "reduction_type": "already_reduced"}
         return terms
 
@@ -160,6 +172,16 @@ class BaseMetricLossFunction(torch.nn.Module):
             raise ValueError(
                 f"labels must be 1-D, one for each of the {len(embeddings)} embeddings, got shape {tuple(labels.shape)}"
             )
+
+
+def _as_scalar(regularization: Any, embeddings: Tensor) -> Tensor:
+    """What a regulariser returned, a tensor of one value or a number, as a tensor of no dimension."""
+    if not isinstance(regularization, Tensor):
+        number = _arrays.as_real(regularization, "the value of embedding_regularizer", finite=False)
+        return embeddings.new_tensor(number, dtype=result_dtype(embeddings.dtype, normalized=False))
+    if regularization.numel() != 1:
+        raise ValueError(f"embedding_regularizer must return one value, got shape {tuple(regularization.shape)}")
+    return regularization.reshape(())
 
 
 def _takes_all_terms(reducer: object) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from exactknn import _arrays
 from exactknn.distances.base import autocast_off, result_dtype
 from exactknn.losses.base import BaseMetricLossFunction
 from exactknn.types import LossDict
@@ -49,6 +50,7 @@ class RankedListLoss(BaseMetricLossFunction):
             ``BaseMetricLossFunction``.
 
     Raises:
+        TypeError: what should be a number is none, or an option that there is not.
         ValueError: ``imbalance`` outside [0, 1], a number that is not finite, or a similarity as distance.
     """
 
@@ -67,16 +69,13 @@ class RankedListLoss(BaseMetricLossFunction):
                 "distance must be one whose smaller values are nearer, got the similarity "
                 f"{type(self.distance).__name__}"
             )
-        if not 0 <= imbalance <= 1:
-            raise ValueError(f"imbalance must be between 0 and 1, got {imbalance!r}")
-        self.margin = margin
-        self.neg_temperature = neg_temperature
-        self.imbalance = imbalance
-        self.alpha = 1 + margin / 2 if alpha is None else alpha
-        self.pos_temperature = pos_temperature
-        for name in ("margin", "alpha", "neg_temperature", "pos_temperature"):
-            if not math.isfinite(getattr(self, name)):
-                raise ValueError(f"{name} must be finite, got {getattr(self, name)!r}")
+        self.margin = _arrays.as_real(margin, "margin")
+        self.neg_temperature = _arrays.as_real(neg_temperature, "neg_temperature")
+        self.imbalance = _arrays.as_real(imbalance, "imbalance")
+        if not 0 <= self.imbalance <= 1:
+            raise ValueError(f"imbalance must be between 0 and 1, got {imbalance}")
+        self.alpha = 1 + self.margin / 2 if alpha is None else _arrays.as_real(alpha, "alpha")
+        self.pos_temperature = _arrays.as_real(pos_temperature, "pos_temperature")
 
     def compute_loss(
         self,
@@ -89,21 +88,26 @@ class RankedListLoss(BaseMetricLossFunction):
         """One loss a row, as the term ``loss`` of kind ``element``.
 
         Raises:
-            ValueError: no labels, or any of the three arguments after them.
+            ValueError: no labels, any of the three arguments after them, or no ``(n, n)`` tensor from the distance.
         """
         if labels is None:
             raise ValueError("labels must be given for RankedListLoss, got None")
         for name, value in (("indices_tuple", indices_tuple), ("ref_emb", ref_emb), ("ref_labels", ref_labels)):
             if value is not None:
-                raise ValueError(f"{name} must be None for RankedListLoss, which compares all rows of the batch")
+                raise ValueError(
+                    f"{name} must be None for RankedListLoss, which compares all rows of the batch, "
+                    f"got {type(value).__name__}"
+                )
         n = len(embeddings)
         if n == 0:
             return {}
         with autocast_off(embeddings.device.type):
             rows = embeddings.to(result_dtype(embeddings.dtype, normalized=False))
-            distances = self.distance(rows).to(rows.dtype)
-            if distances.shape != (n, n):
-                raise ValueError(f"distance must give shape {(n, n)} for {n} rows, got {tuple(distances.shape)}")
+            distances: Any = self.distance(rows)
+            if not isinstance(distances, Tensor) or distances.shape != (n, n):
+                given = tuple(distances.shape) if isinstance(distances, Tensor) else type(distances).__name__
+                raise ValueError(f"distance must return a tensor of shape {(n, n)}, got {given}")
+            distances = distances.to(rows.dtype)
             same = labels.unsqueeze(1) == labels
             other = same.logical_not()
             same.fill_diagonal_(False)

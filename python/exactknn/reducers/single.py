@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from exactknn import _arrays
 from exactknn.reducers.base import BaseReducer, kind_of
 from exactknn.types import LossTerm
 
@@ -28,7 +29,7 @@ class SumReducer(BaseReducer):
 
 
 class ThresholdReducer(BaseReducer):
-    """The mean of the losses with ``low < loss < high``; 0 where there is none.
+    """The mean of the losses with ``low < loss < high``; 0 where there is none. A NaN is not between any bounds.
 
     Args:
         low: lower bound, itself excluded. ``None``: no such bound.
@@ -36,7 +37,8 @@ class ThresholdReducer(BaseReducer):
         collect_stats: also record ``num_past_filter``, ``num_above_low`` and ``num_below_high``; see ``BaseReducer``.
 
     Raises:
-        ValueError: neither bound is given.
+        TypeError: a bound is not a real number.
+        ValueError: neither bound is given, or one is a NaN.
     """
 
     num_past_filter: int
@@ -47,8 +49,8 @@ class ThresholdReducer(BaseReducer):
         if low is None and high is None:
             raise ValueError("low or high must be given, got None for both")
         super().__init__(collect_stats=collect_stats)
-        self.low = low
-        self.high = high
+        self.low = None if low is None else _arrays.as_real(low, "low", finite=False)
+        self.high = None if high is None else _arrays.as_real(high, "high", finite=False)
 
     def element_reduction(
         self, losses: Tensor, loss_indices: Tensor, embeddings: Tensor, labels: Tensor | None, **options: Any
@@ -91,14 +93,20 @@ class ClassWeightedReducer(BaseReducer):
     Args:
         weights: ``(number of classes,)``: labels are places in it.
         collect_stats: see ``BaseReducer``.
+
+    Raises:
+        ValueError: ``weights`` are not 1-D.
     """
 
     weights: Tensor
 
     def __init__(self, weights: Tensor | list[float], collect_stats: bool | None = None) -> None:
         super().__init__(collect_stats=collect_stats)
+        weights = torch.as_tensor(weights)
+        if weights.ndim != 1:
+            raise ValueError(f"weights must be 1-D, one for each class, got shape {tuple(weights.shape)}")
         # Not part of the state: a loss with this reducer can be loaded where it was saved with another.
-        self.register_buffer("weights", torch.as_tensor(weights), persistent=False)
+        self.register_buffer("weights", weights, persistent=False)
 
     def element_reduction(
         self, losses: Tensor, loss_indices: Tensor, embeddings: Tensor, labels: Tensor | None, **options: Any
