@@ -162,6 +162,8 @@ def test_an_index_type_that_learns_is_trained_on_the_reference():
     assert knn.index.is_trained
     assert knn.index.ntotal == 200
     knn = FaissKNN(reset_before=False, reset_after=False, index_init_fn=init)
+    with pytest.raises(ValueError, match="the rows to train on must be small enough"):
+        knn.train(reference * 1e30)
     knn.train(reference)
     assert knn.index.is_trained
     assert knn(reference[:20], 1)[1].flatten().tolist() == list(range(20))
@@ -346,6 +348,12 @@ def test_pickled_and_back(knn):
     assert repr(again) == repr(knn)
 
 
+def test_distances_beyond_float32_are_not_found(caplog):
+    _, indices = FaissKNN()(torch.zeros(1, 2), 2, torch.tensor([[1e30, 0.0], [1.0, 0.0]]))
+    assert indices.tolist() == [[1, -1]]
+    assert "beyond float32" in warnings_in(caplog)[0]
+
+
 # --- in the calculator ------------------------------------------------------------------------------------------------
 
 
@@ -430,6 +438,7 @@ def test_the_keywords_reach_faiss():
         (rows_of(3)[0], 1, ValueError, "x must be 2-D"),
         (torch.tensor([[0.0], [torch.nan], [1.0]]), 2, ValueError, "x must be finite, got NaN or infinity in row 1"),
         (rows_of(3).long(), 1, ValueError, "x must hold float32"),
+        (rows_of(5) * 1e30, 2, ValueError, "x must be small enough for squared distances in float32, got length"),
     ],
 )
 def test_what_cannot_be_clustered(x, num_clusters, error, message):

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -97,7 +98,8 @@ class FaissKNN:
 
         Returns:
             ``(distances, indices)``, both ``(n, k)``, float32 and int64, nearest first, on the query's device. An
-            approximate index may find fewer than ``k``: the rest has index -1, and a WARNING is logged.
+            approximate index may find fewer than ``k``, and any index where distances overflow float32: the rest has
+            index -1, and a WARNING is logged.
 
         Raises:
             TypeError: ``query`` no tensor, ``k`` no integer.
@@ -197,7 +199,9 @@ class FaissKNN:
         if index.d != rows.shape[1]:
             raise ValueError(f"index_init_fn must return an index of dimension {rows.shape[1]}, got {index.d}")
         if not index.is_trained:
-            index.train(rows.cpu().numpy())
+            learnt = rows.cpu().numpy()
+            _check_distances_fit(learnt, "the rows to train on")
+            index.train(learnt)
         return index
 
     def _gpus(self, query: Tensor, searched: int) -> list[int] | None:
@@ -256,7 +260,8 @@ class FaissKMeans:
 
         Raises:
             TypeError: ``x`` holds no numbers, ``num_clusters`` is no integer.
-            ValueError: wrong shape or type, a NaN or infinity by row, fewer rows than clusters.
+            ValueError: wrong shape or type, a NaN or infinity by row, fewer rows than clusters, values so large that
+                float32 cannot hold squared distances.
             AttributeError: from Faiss: a keyword argument that its k-means does not have.
         """
         faiss = _faiss()
@@ -270,6 +275,7 @@ class FaissKMeans:
         if narrowed:
             _LOGGER.warning("Faiss clusters in float32: the float64 values of x are rounded to it")
         points = rows.cpu().numpy()
+        _check_distances_fit(points, "x")
         kmeans = faiss.Kmeans(rows.shape[1], num_clusters, **self.kwargs)
         kmeans.train(points)
         _, clusters = kmeans.assign(points)
@@ -329,6 +335,17 @@ def _float32(values: Any, name: str) -> tuple[Tensor, bool]:
 def _check_dimension(index: Any, rows: Tensor, name: str) -> None:
     if rows.shape[1] != index.d:
         raise ValueError(f"{name} must have the dimension of the index, {index.d}, got {rows.shape[1]}")
+
+
+def _check_distances_fit(points: npt.NDArray[np.float32], name: str) -> None:
+    """Refuse rows whose squared distances may overflow: Faiss's k-means then ends the whole process."""
+    norms = np.einsum("ij,ij->i", points, points, dtype=np.float64)
+    # A row and a centroid are at most twice the largest norm apart.
+    if 4 * norms.max(initial=0) > np.finfo(np.float32).max:
+        raise ValueError(
+            f"{name} must be small enough for squared distances in float32, "
+            f"got length {norms.max() ** 0.5:.3g} in row {int(norms.argmax())}"
+        )
 
 
 def _check_same_dimension(rows: Tensor, added: Tensor) -> None:
@@ -422,7 +439,8 @@ def _warn_of_padding(indices: Tensor, searched: int) -> None:
     short = int((indices < 0).any(dim=1).sum()) if indices.numel() else 0
     if short:
         _LOGGER.warning(
-            "the index found fewer than %d rows for %d of %d queries: -1 stands for the rest",
+            "the index found fewer than %d rows for %d of %d queries, -1 stands for the rest: it is approximate, or "
+            "distances are beyond float32",
             searched,
             short,
             len(indices),
