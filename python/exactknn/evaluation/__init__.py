@@ -3,7 +3,8 @@
 ``AccuracyCalculator`` scores embeddings by their labels; ``RetrievalMetric`` adds a metric of one's own to it.
 
 ``CustomKNN`` and ``RustKNN`` find nearest neighbours, called as ``knn(query, k, reference, ref_includes_query)``. They
-also serve as the ``knn_func`` of pytorch-metric-learning's ``AccuracyCalculator``.
+also serve as the ``knn_func`` of pytorch-metric-learning's ``AccuracyCalculator``. ``FaissKNN`` and
+``FaissKMeans`` do their work by Faiss, which only their constructors import.
 
 ``MatchFinder`` finds the pairs that match at a threshold; ``select_threshold`` chooses that threshold from labelled
 pairs.
@@ -21,6 +22,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from exactknn.evaluation.accuracy import AccuracyCalculator
+from exactknn.evaluation.faiss import FaissKMeans, FaissKNN
 from exactknn.evaluation.knn import CustomKNN, RustKNN
 from exactknn.evaluation.match import MatchFinder
 from exactknn.evaluation.metrics import (
@@ -46,6 +48,8 @@ from exactknn.evaluation.threshold import (
 __all__ = [
     "AccuracyCalculator",
     "CustomKNN",
+    "FaissKMeans",
+    "FaissKNN",
     "MatchCounts",
     "MatchFinder",
     "RetrievalInputs",

@@ -289,7 +289,7 @@ class _Blocks:
     def take(self, mat: Tensor, start: int) -> None:
         values, columns = _nearest(mat, self.k + self.exclude_self, self.largest)
         if self.exclude_self:
-            values, columns = _without_self(values, columns, self.first_row + start)
+            values, columns = without_self(values, columns, self.first_row + start)
         if self.distances is None or self.indices is None:
             self.distances = values.new_empty((self.n, self.k))
             self.indices = columns.new_empty((self.n, self.k))
@@ -311,7 +311,7 @@ def _nearest(mat: Tensor, k: int, largest: bool) -> Neighbours:
     return values, columns
 
 
-def _without_self(values: Tensor, columns: Tensor, start: int) -> Neighbours:
+def without_self(values: Tensor, columns: Tensor, start: int) -> Neighbours:
     """Drop the entry of each row whose index is the row's own, or the last where there is none."""
     own = torch.arange(start, start + len(columns), device=columns.device).unsqueeze(1)
     drop = columns == own
