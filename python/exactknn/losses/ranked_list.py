@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from exactknn import _arrays
 from exactknn.distances.base import autocast_off, result_dtype
 from exactknn.losses.base import BaseMetricLossFunction
 from exactknn.types import LossDict
@@ -49,6 +50,7 @@ class RankedListLoss(BaseMetricLossFunction):
             ``BaseMetricLossFunction``.
 
     Raises:
+        TypeError: an argument that is to be a real number and is none.
         ValueError: ``imbalance`` outside [0, 1], a number that is not finite, or a similarity as distance.
     """
 
@@ -67,6 +69,15 @@ class RankedListLoss(BaseMetricLossFunction):
                 "distance must be one whose smaller values are nearer, got the similarity "
                 f"{type(self.distance).__name__}"
             )
+        numbers = {
+            "margin": margin,
+            "neg_temperature": neg_temperature,
+            "imbalance": imbalance,
+            "alpha": 0 if alpha is None else alpha,
+            "pos_temperature": pos_temperature,
+        }
+        for name, number in numbers.items():
+            _arrays.as_real(number, name)
         if not 0 <= imbalance <= 1:
             raise ValueError(f"imbalance must be between 0 and 1, got {imbalance!r}")
         self.margin = margin
@@ -74,9 +85,6 @@ class RankedListLoss(BaseMetricLossFunction):
         self.imbalance = imbalance
         self.alpha = 1 + margin / 2 if alpha is None else alpha
         self.pos_temperature = pos_temperature
-        for name in ("margin", "alpha", "neg_temperature", "pos_temperature"):
-            if not math.isfinite(getattr(self, name)):
-                raise ValueError(f"{name} must be finite, got {getattr(self, name)!r}")
 
     def compute_loss(
         self,
