@@ -224,7 +224,7 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def _with_attached_thresholds(argv: Sequence[str]) -> list[str]:
-    """`--threshold -1e-3` as `--threshold=-1e-3`: alone, a negative number with an exponent is an option to argparse."""
+    """`--threshold -1e-3` as `--threshold=-1e-3`: argparse takes a word like the second for an option."""
     words: list[str] = []
     for word in argv:
         if words and words[-1] == "--threshold" and word.startswith("-") and _is_number(word):

@@ -242,7 +242,7 @@ def test_a_negative_product_that_was_written_is_taken_as_a_threshold(tmp_path):
     options = ("--query", "q.npy", "--metric", "inner_product", "--output", "o.csv")
     assert run(tmp_path, *options, "--threshold", -1).returncode == 0
     written = read(tmp_path / "o.csv")
-    assert [text for _, _, text in written][0] == "-9.536743e-07"
+    assert written[0][2] == "-9.536743e-07"
     done = run(tmp_path, *options, "--threshold", "-9.536743e-07")
     assert (done.returncode, done.stderr) == (0, "")
     assert read(tmp_path / "o.csv") == written
