@@ -209,7 +209,7 @@ class _Stop:
 def _run(argv: Sequence[str] | None) -> int:
     parser = _parser()
     try:
-        arguments = parser.parse_args(argv)
+        arguments = parser.parse_args(_with_attached_thresholds(sys.argv[1:] if argv is None else argv))
     except SystemExit as stop:  # --help has been printed
         return int(stop.code or 0)
     if arguments.version:
@@ -221,6 +221,25 @@ def _run(argv: Sequence[str] | None) -> int:
         parser.error("a command is wanted: search, evaluate, match or info")
     command: Callable[[argparse.Namespace], int] = arguments.run
     return command(arguments)
+
+
+def _with_attached_thresholds(argv: Sequence[str]) -> list[str]:
+    """`--threshold -1e-3` as `--threshold=-1e-3`: argparse takes a word like the second for an option."""
+    words: list[str] = []
+    for word in argv:
+        if words and words[-1] == "--threshold" and word.startswith("-") and _is_number(word):
+            words[-1] += f"={word}"
+        else:
+            words.append(word)
+    return words
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _say(message: str) -> None:

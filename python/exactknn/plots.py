@@ -47,6 +47,9 @@ __all__ = [
 # Curves of at most so many candidates show each of them as a dot.
 _DOTS = 50
 
+# Scores that differ by less are drawn as equal ones: a density over less may be beyond float64.
+_LEAST_RANGE = 1e-200
+
 # Where a normal scale has its ticks, as far as they lie inside the limits.
 _RATES = (1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.05, 0.2, 0.5, 0.8, 0.95, 0.99, 0.999)
 
@@ -217,7 +220,8 @@ def plot_score_histogram(
         labels: ``(pairs,)`` bool, ``True`` for a match.
         is_inverted: ``True`` for similarities.
         threshold: drawn as a vertical line if it is finite; the legend says which side matches.
-        bins: number of bins of equal width from the smallest score to the largest.
+        bins: number of bins of equal width from the smallest score to the largest; fewer where the scores are so
+            close that float64 has no room for as many.
         ax: axes to draw in. ``None``: those of a new figure.
 
     Returns:
@@ -235,7 +239,7 @@ def plot_score_histogram(
         threshold = _arrays.as_real(threshold, "threshold", finite=False)
     keys, dtype, is_match = checked_pairs(scores, labels)
     values = as_float64(keys, dtype)
-    edges = np.histogram_bin_edges(values, bins)
+    edges = _bin_edges(float(values.min()), float(values.max()), bins)
     for name, chosen in (("matches", values[is_match]), ("non-matches", values[~is_match])):
         density, _ = np.histogram(chosen, edges, density=True)
         ax.stairs(density, edges, fill=True, alpha=0.5, label=f"{len(chosen):,} {name}")
@@ -287,6 +291,13 @@ def _quantity(is_inverted: bool) -> str:
 def _metric_name(metric: Metric) -> str:
     name = getattr(metric, "__name__", "metric").removeprefix("match_").replace("_", " ")
     return "metric" if name == "<lambda>" else name
+
+
+def _bin_edges(lowest: float, highest: float, bins: int) -> npt.NDArray[np.float64]:
+    if highest - lowest < _LEAST_RANGE:
+        around = max(0.5, abs(lowest) / 1000)
+        lowest, highest = lowest - around, highest + around
+    return np.unique(np.linspace(lowest, highest, bins + 1))
 
 
 def _error_rates(counts: MatchCounts) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:

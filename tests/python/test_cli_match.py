@@ -201,6 +201,8 @@ def test_a_row_that_is_not_finite_is_named_by_its_number_in_the_file(tmp_path, r
         (("--threshold", "nan"), "argument --threshold: wanted a finite number, got 'nan'"),
         (("--threshold", "inf"), "argument --threshold: wanted a finite number, got 'inf'"),
         (("--threshold", "near"), "argument --threshold: wanted a finite number, got 'near'"),
+        (("--threshold", "-inf"), "argument --threshold: wanted a finite number, got '-inf'"),
+        (("--threshold", "--output", "o.csv"), "argument --threshold: expected one argument"),
         (("--threshold", "1", "-k", "3", "--query", "q.npy", "--output", "o.csv"), "unrecognized arguments: -k 3"),
         (("--threshold", "1", "--query", "no.npy", "--output", "o.csv"), "no.npy: no such file"),
         (
@@ -233,6 +235,19 @@ def test_what_cannot_be_done_is_refused_in_one_line(tmp_path, rows, arguments, m
     np.save(tmp_path / "narrow.npy", rows[:, :5])
     np.save(tmp_path / "few.npy", rows[:5])
     assert message in refusal(tmp_path, *arguments)
+
+
+def test_a_negative_product_that_was_written_is_taken_as_a_threshold(tmp_path):
+    np.save(tmp_path / "q.npy", np.array([[1, 0], [-(2.0**-20), 0], [0, 1]], np.float32))
+    options = ("--query", "q.npy", "--metric", "inner_product", "--output", "o.csv")
+    assert run(tmp_path, *options, "--threshold", -1).returncode == 0
+    written = read(tmp_path / "o.csv")
+    assert written[0][2] == "-9.536743e-07"
+    done = run(tmp_path, *options, "--threshold", "-9.536743e-07")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert read(tmp_path / "o.csv") == written
+    assert run(tmp_path, *options, "--threshold", "-9.5e-07").returncode == 0
+    assert read(tmp_path / "o.csv") == written[1:]
 
 
 def test_a_large_threshold_is_taken_for_float64(tmp_path, rows):

@@ -158,6 +158,24 @@ def test_the_histogram():
     assert ax.get_xlabel() == "similarity"
 
 
+@pytest.mark.parametrize(
+    ("lowest", "highest", "edges"),
+    [
+        (1.0, 1 + 2**-51, [1, 1 + 2**-52, 1 + 2**-51]),  # two steps of float64 have room for two bins
+        (1e16, 1e16 + 2, [1e16, 1e16 + 2]),
+        (0.0, 5e-324, [-0.5, -0.25, 0, 0.25, 0.5]),  # a density over so little is beyond float64
+        (1e16, 1e16, [1e16 - 1e13, 1e16 - 5e12, 1e16, 1e16 + 5e12, 1e16 + 1e13]),
+        (0.25, 0.25, [-0.25, 0, 0.25, 0.5, 0.75]),
+    ],
+)
+def test_the_histogram_of_close_scores(lowest, highest, edges):
+    ax = drawn(plots.plot_score_histogram([lowest, highest], [True, False], is_inverted=True, bins=4))
+    for patch in ax.patches:
+        values, found, _ = patch.get_data()
+        assert found.tolist() == edges
+        assert (values * np.diff(found)).sum() == pytest.approx(1)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_the_histogram_of_every_type_has_area_one(dtype):
     scores, labels = many()
