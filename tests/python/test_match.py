@@ -6,6 +6,7 @@ import pickle
 import re
 import sys
 import threading
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -758,3 +759,16 @@ def test_pairs_of_the_core_by_hand_and_refused():
     y[1, 1] = np.nan
     with pytest.raises(ValueError, match="reference must be finite, got NaN in row 1, column 1"):
         _core.pairwise(x, y, "euclidean")
+
+
+def test_the_matrix_needs_at_most_as_much_memory_again():
+    x = torch.ones(1, 1).expand(9000, 1)
+    finder = MatchFinder(LpDistance(normalize_embeddings=False), math.inf)
+    tracemalloc.start()
+    try:
+        matrix = finder.get_match_matrix(x)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert matrix.all()
+    assert peak <= 2 * matrix.numel()

@@ -53,9 +53,10 @@ _BLOCK_ELEMENTS = 1 << 23
 _DIAGONAL_ROWS = 16
 
 # Cells of a block of the match matrix at least, and blocks at most: for each the core packs the references once more. A
-# block whose pairs all match takes 16 bytes a cell, so never more than the matrix itself, or 64 MiB.
-_BLOCK_CELLS = 1 << 22
-_MOST_BLOCKS = 16
+# block whose pairs all match takes 16 bytes a cell, and about 21 in the core, so never more than the matrix itself, or
+# 64 MiB.
+_BLOCK_CELLS = 3 << 20
+_MOST_BLOCKS = 24
 
 
 class MatchFinder:
@@ -124,6 +125,7 @@ class MatchFinder:
                 places *= m
                 places += columns
                 cells[places] = True
+                del places, columns  # or they are held while the next block is found
             return torch.from_numpy(cells.reshape(n, m))
         matrix = torch.zeros((n, m), dtype=torch.bool, device=query.device)
 
