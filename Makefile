@@ -113,6 +113,9 @@ bench: setup ## criterion and pytest-benchmark, then the peers (sizes that take 
 	cargo bench --package exactknn-core --bench '*' -- --quick
 	$(BIN)/python -m pytest --benchmark-enable --benchmark-only benches
 	$(BIN)/python -m benches.peers --quick
+	$(BIN)/python -m benches.evaluation --quick --rounds 1
+	$(BIN)/python -m benches.matching --rows 20000
+	$(BIN)/python -m benches.ranked_list_loss
 
 .PHONY: bench-peers
 bench-peers: setup ## the full comparison with faiss, torch, pytorch-metric-learning, scikit-learn and usearch, recorded
