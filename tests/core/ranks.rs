@@ -229,6 +229,21 @@ fn ties_across_splits_and_blocks() {
     }
 }
 
+/// Rows so wide that a run of panels is shorter than a block of keys, and queries that no filter can judge.
+#[test]
+fn queries_that_cannot_be_filtered_count_each_row_once() {
+    for kind in [Rows::ManyScales, Rows::OneGiant, Rows::Huge] {
+        let mut random = Random(11);
+        let data = rows(kind, 300, 513, &mut random);
+        let query: Vec<Vec<f64>> = (0..16).map(|_| data[random.below(300)].clone()).collect();
+        let groups = [vec![1, 7, 200], (0..300).step_by(3).collect()];
+        let query_group: Vec<usize> = (0..16).map(|i| i % 2).collect();
+        for metric in [Metric::InnerProduct, Metric::SqEuclidean, Metric::Cityblock] {
+            check_as(Type::F32, &query, &data, (&query_group, &groups), metric, None);
+        }
+    }
+}
+
 #[test]
 fn equal_rows_rank_by_number() {
     let data = vec![vec![1.0f32, 2.0]; 300];

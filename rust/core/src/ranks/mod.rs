@@ -649,8 +649,10 @@ impl<E: Element, K: Kernel> FilteredTask<'_, E, K> {
             filtering.limits.count(simd, &buffers.bounds, &mut counted.before, &mut buffers.open);
             for at in buffers.open.drain(..) {
                 let row = start as u32 + at;
-                // Rows that are left out are open if their query cannot be filtered.
-                if (row as usize) < self.job.reference.rows() && !counted.left_out.contains(row) {
+                // Where a query cannot be filtered, so are rows that are left out, and places that have no key: the rows
+                // there are those of the next run.
+                let has_key = (at as usize) < keys.len() && (row as usize) < self.job.reference.rows();
+                if has_key && !counted.left_out.contains(row) {
                     let (low, high) = (buffers.bounds.low[at as usize], buffers.bounds.high[at as usize]);
                     filtering.open.push(Open { row, low, high });
                 }
