@@ -109,7 +109,7 @@ check: lint test ## what .ci/run runs: lint, then test
 # ------------------------------------------------------------------------------------------------------------- measures
 
 .PHONY: bench
-bench: setup ## criterion and pytest-benchmark, then the peers (sizes that take a few minutes in all)
+bench: setup ## criterion and pytest-benchmark, then the peers of search, evaluation, matching and the loss (minutes in all)
 	cargo bench --package exactknn-core --bench '*' -- --quick
 	$(BIN)/python -m pytest --benchmark-enable --benchmark-only benches
 	$(BIN)/python -m benches.peers --quick

@@ -88,7 +88,7 @@ class Task:
     @property
     def reference(self) -> Array:
         """The rows that are searched, ``(m, d)``."""
-        return self.rows.query if self.rows.reference is None else self.rows.reference
+        return self.rows.searched
 
     @property
     def candidates(self) -> int:

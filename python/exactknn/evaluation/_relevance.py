@@ -1,9 +1,11 @@
 """Which references are relevant to which query, by their labels.
 
-query labels (n,) or (n, L) ──torch.unique──> classes of the queries
-no comparison given:  reference labels ──> code of each reference ──> Codes: equal codes are relevant
-comparison given:     asked for each block of labels ───────────────> Compared
-both ──> relevant references of each query, relevance of its neighbours, Groups for the core
+    query labels (n,) or (n, L) ──Classes──> distinct labels, and the place of each query's
+    no comparison given:  reference labels ──> code of each reference ──> Codes: equal codes are relevant
+    comparison given:     asked for each block of labels ───────────────> Compared
+    both ──> relevant references of each query, relevance of its neighbours, Groups for the core
+
+Nothing here holds a matrix of all queries and all references.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import torch
 from torch import Tensor
 
 from exactknn import _retrieval
-from exactknn._retrieval import Bools, Groups, Ints
+from exactknn._retrieval import Bools, Groups, Hits, Ints
 
 Comparison = Callable[[Any, Any], Any]
 
@@ -150,3 +152,19 @@ class Compared:
             rows = self._query_labels[start:stop].unsqueeze(1)
             queries, columns = self._compare(rows, self._reference_labels, (stop - start, m)).numpy().nonzero()
             yield start, stop, Groups.of_pairs(queries, columns, stop - start)
+
+
+def row_blocks(indices: Tensor) -> Iterator[tuple[int, int, Tensor]]:
+    """Start, stop and the rows of ``(n, k)`` neighbours between them, so many that a mask of them is small."""
+    n, k = indices.shape
+    step = max(1, _retrieval.BLOCK_ELEMENTS // max(k, 1))
+    for start in range(0, n, step):
+        stop = min(start + step, n)
+        yield start, stop, indices[start:stop]
+
+
+def hit_blocks(relevance: Relevance, indices: Tensor) -> Iterator[tuple[int, int, Hits]]:
+    """Start, stop and the hits of the queries between them, from the reference rows of their ``(n, k)`` neighbours."""
+    for start, stop, part in row_blocks(indices):
+        found = relevance.of_neighbours(start, stop, part)
+        yield start, stop, Hits.from_relevance(found, relevance.relevant_counts[start:stop])

@@ -3,7 +3,7 @@
     get_accuracy(query, labels, reference, labels)
         -> _inputs          tensors on one device, one dtype; exact labels; everything checked
         -> _relevance       which references are relevant, how many for each query
-        -> _Selection       how many neighbours each selected metric needs
+        -> _Needs           how many neighbours the selected metrics look at
              few, or a knn_func that is not ours:  knn_func, once ──> neighbours ──relevance──> Hits, block by block
              more than are relevant, and ours:     ranks of the relevant references ──────────> Hits, block by block
         -> _retrieval       Hits -> one value per query and metric
@@ -30,8 +30,17 @@ from exactknn._retrieval import BUILT_IN, Floats, Hits, Ints, Metric
 from exactknn.distances import LpDistance
 from exactknn.distances.base import autocast_off
 from exactknn.evaluation import knn as _knn
-from exactknn.evaluation._relevance import Classes, Codes, Compared, Relevance, codes_among
-from exactknn.evaluation._support import check_finite, same_memory
+from exactknn.evaluation._inputs import (
+    as_embeddings,
+    as_labels,
+    check_inputs,
+    checked_distances,
+    checked_indices,
+    checked_k,
+    checked_values,
+    common_label_dtype,
+)
+from exactknn.evaluation._relevance import Classes, Codes, Compared, Relevance, codes_among, hit_blocks, row_blocks
 from exactknn.evaluation.knn import CustomKNN, RustKNN
 from exactknn.evaluation.metrics import (
     NO_COMPARISON,
@@ -46,9 +55,6 @@ _LOGGER = logging.getLogger(__name__)
 _PREFIX = "calculate_"
 _CLUSTERING = ("AMI", "NMI")
 _OURS = (CustomKNN, RustKNN)
-
-# Largest difference between a query and its own reference row, relative to the row's largest magnitude.
-_SAME_ROW = 1e-5
 
 Values = float | list[float]
 KnnFunc = Callable[[Tensor, int, Tensor, bool], tuple[Any, Any]]
@@ -140,7 +146,7 @@ class AccuracyCalculator:
                 raise TypeError(f"{argument} must be callable or None, got {type(function).__name__}")
         self.avg_of_avgs = avg_of_avgs
         self.return_per_class = return_per_class
-        self.k = _checked_k(k)
+        self.k = checked_k(k)
         self.label_comparison_fn: Callable[..., Any] = torch.eq if label_comparison_fn is None else label_comparison_fn
         self.device = None if device is None else torch.device(device)
         if knn_func is None:
@@ -375,7 +381,7 @@ class AccuracyCalculator:
             knn_distances=kwargs.get("knn_distances"),
             relevance=torch.from_numpy(relevance),
         )
-        values = _checked_values(name, metric.function(inputs), len(query_labels))
+        values = checked_values(name, metric.function(inputs), len(query_labels))
         mask = counted if metric.exclude_lone_queries else known
         return self._average(values, codes, len(labels), mask)
 
@@ -436,20 +442,20 @@ class AccuracyCalculator:
             )
             raise ValueError(f"{missing} must be given together with {given}")
         with torch.no_grad():
-            query = _embeddings(query, "query", self.device)
+            query = as_embeddings(query, "query", self.device)
             device = query.device
-            query_labels = _labels(query_labels, "query_labels", device)
+            query_labels = as_labels(query_labels, "query_labels", device)
             if reference is None:
                 reference, reference_labels, ref_includes_query = query, query_labels, True
             else:
-                reference = _embeddings(reference, "reference", device)
-                reference_labels = _labels(reference_labels, "reference_labels", device)
+                reference = as_embeddings(reference, "reference", device)
+                reference_labels = as_labels(reference_labels, "reference_labels", device)
                 dtype = torch.promote_types(query.dtype, reference.dtype)
                 query, reference = query.to(dtype), reference.to(dtype)
-                dtype = _common_label_dtype(query_labels, reference_labels)
+                dtype = common_label_dtype(query_labels, reference_labels)
                 query_labels, reference_labels = query_labels.to(dtype), reference_labels.to(dtype)
             ref_includes_query = bool(ref_includes_query)
-            _check_inputs(query, query_labels, reference, reference_labels, ref_includes_query)
+            check_inputs(query, query_labels, reference, reference_labels, ref_includes_query)
             with autocast_off(device.type):
                 run = _Run(self, names, query, query_labels, reference, reference_labels, ref_includes_query)
                 return run.values()
@@ -543,7 +549,7 @@ class _Run:
                 raise ValueError(NO_COMPARISON)
             width = self._limit(metric.neighbors, needs.resolved)
             inputs = self._inputs(relevance, distances[:, :width], indices[:, :width])
-            values = _checked_values(name, metric.function(inputs), self.n)
+            values = checked_values(name, metric.function(inputs), self.n)
             mask = counted if metric.exclude_lone_queries else np.ones(self.n, dtype=bool)
             reported[name] = self.calculator._average(values, classes.codes, len(classes), mask)
 
@@ -582,7 +588,7 @@ class _Run:
         if needs.by_rank:
             blocks = self._ranks(relevance, needs.for_ranks)
         else:
-            blocks = _blocks_of(relevance, indices[:, : needs.for_ranks])
+            blocks = hit_blocks(relevance, indices[:, : needs.for_ranks])
         for start, stop, hits in blocks:
             for name, found in _retrieval.values_of(self.ranked, hits, needs.resolved).items():
                 values[name][start:stop] = found
@@ -631,8 +637,8 @@ class _Run:
         _LOGGER.info("evaluating %d queries with k=%d, dimension %d", self.n, columns, self.query.shape[1])
         distances, indices = self.calculator.knn_func(self.query, columns, self.reference, self.own_included)
         shape, device = (self.n, columns), self.query.device
-        indices = _checked_indices(torch.as_tensor(indices, device=device), shape, len(self.reference))
-        return _checked_distances(distances, shape, device), indices
+        indices = checked_indices(torch.as_tensor(indices, device=device), shape, len(self.reference))
+        return checked_distances(distances, shape, device), indices
 
     def _ranks(self, relevance: Relevance, columns: int) -> Iterator[tuple[int, int, Hits]]:
         """Ranks of the relevant references by a backend of ours, without a matrix of neighbours."""
@@ -651,7 +657,7 @@ class _Run:
     def _inputs(self, relevance: Relevance | None, distances: Tensor, indices: Tensor) -> RetrievalInputs:
         mask = counts = UNDEFINED
         if relevance is not None:
-            parts = [relevance.of_neighbours(start, stop, part) for start, stop, part in _row_blocks(indices)]
+            parts = [relevance.of_neighbours(start, stop, part) for start, stop, part in row_blocks(indices)]
             mask = torch.from_numpy(np.concatenate(parts)).to(self.query.device)
             counts = torch.from_numpy(relevance.relevant_counts).to(self.query.device)
         return RetrievalInputs(
@@ -664,20 +670,6 @@ class _Run:
             knn_indices=indices,
             relevance=mask,
         )
-
-
-def _row_blocks(indices: Tensor) -> Iterator[tuple[int, int, Tensor]]:
-    n, k = indices.shape
-    step = max(1, _retrieval.BLOCK_ELEMENTS // max(k, 1))
-    for start in range(0, n, step):
-        stop = min(start + step, n)
-        yield start, stop, indices[start:stop]
-
-
-def _blocks_of(relevance: Relevance, indices: Tensor) -> Iterator[tuple[int, int, Hits]]:
-    for start, stop, part in _row_blocks(indices):
-        found = relevance.of_neighbours(start, stop, part)
-        yield start, stop, Hits.from_relevance(found, relevance.relevant_counts[start:stop])
 
 
 def _check_sklearn(what: str) -> None:
@@ -698,163 +690,3 @@ def _partitions(query_labels: Any, cluster_labels: Any) -> tuple[Any, Any]:
         )
     codes = [torch.unique(part.flatten(), return_inverse=True)[1].numpy() for part in (labels, clusters)]
     return codes[0], codes[1]
-
-
-# --- arguments -----------------------------------------------------------------------------------------------------
-
-
-def _checked_k(k: Any) -> int | str | None:
-    if k is None:
-        return None
-    if isinstance(k, str) and k == "max_bin_count":
-        return k
-    try:
-        return _arrays.as_count(k, "k", minimum=1)
-    except (TypeError, ValueError):
-        raise ValueError(f"k must be an integer of at least 1, None or 'max_bin_count', got {k!r}") from None
-
-
-def _tensor(values: Any, name: str) -> Tensor:
-    """Real numbers, of which torch has the type, as a dense tensor that shares the memory where it can."""
-    if isinstance(values, Tensor):
-        if values.layout != torch.strided:
-            raise TypeError(f"{name} must be a dense tensor, got layout {values.layout}")
-        if values.is_complex():
-            raise TypeError(f"{name} must hold real numbers, got {values.dtype}")
-        return values.detach().resolve_neg()
-    if isinstance(values, np.ma.MaskedArray):
-        raise TypeError(f"{name} must not be a masked array: masked entries have no value")
-    try:
-        array = np.asarray(values)
-    except ValueError as error:
-        raise ValueError(f"{name} must have rows of equal length: {error}") from error
-    if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
-        if array.dtype.kind == "V" and array.dtype.name == "bfloat16":
-            return torch.from_numpy(np.array(array).view(np.int16)).view(torch.bfloat16)
-        raise TypeError(f"{name} must hold numbers, got {array.dtype}")
-    if array.dtype.kind == "u" and array.dtype.itemsize > 1:
-        if array.size and int(array.max()) > np.iinfo(np.int64).max:
-            raise ValueError(f"{name} must fit into 64-bit integers with a sign, got {int(array.max())}")
-        array = array.astype(np.int64)
-    array = array.astype(array.dtype.newbyteorder("="), copy=False)
-    if not array.flags.writeable or any(stride < 0 or stride % array.itemsize for stride in array.strides):
-        array = array.copy()  # torch shares none of these
-    return torch.from_numpy(array)
-
-
-def _embeddings(values: Any, name: str, device: torch.device | None) -> Tensor:
-    rows = _tensor(values, name)
-    rows = rows if device is None else rows.to(device)
-    return rows if rows.dtype in (torch.float32, torch.float64) else rows.float()
-
-
-def _labels(values: Any, name: str, device: torch.device) -> Tensor:
-    labels = _tensor(values, name).to(device)
-    if labels.is_floating_point():
-        # float32 holds every label of a narrower type, some of which NumPy lacks.
-        return labels if labels.dtype in (torch.float32, torch.float64) else labels.float()
-    whole = labels.long()
-    if labels.dtype == torch.uint64 and bool((whole < 0).any()):
-        row = int((whole < 0).nonzero()[0, 0])
-        raise ValueError(f"{name} must fit into 64-bit integers with a sign, got {labels[row].tolist()} in row {row}")
-    return whole
-
-
-def _common_label_dtype(query_labels: Tensor, reference_labels: Tensor) -> torch.dtype:
-    if query_labels.is_floating_point() == reference_labels.is_floating_point():
-        return torch.promote_types(query_labels.dtype, reference_labels.dtype)
-    return torch.float64
-
-
-def _check_inputs(
-    query: Tensor, query_labels: Tensor, reference: Tensor, reference_labels: Tensor, own_included: bool
-) -> None:
-    sides = [(query, query_labels, "query")]
-    if reference is not query:
-        sides.append((reference, reference_labels, "reference"))
-    for rows, labels, name in sides:
-        if rows.ndim != 2:
-            raise ValueError(f"{name} must be 2-D (rows, dimensions), got shape {tuple(rows.shape)}")
-        if labels.ndim not in (1, 2):
-            raise ValueError(f"{name}_labels must be 1-D, or 2-D with several columns, got shape {tuple(labels.shape)}")
-        if len(rows) != len(labels):
-            raise ValueError(f"{name} and {name}_labels must have the same length, got {len(rows)} and {len(labels)}")
-        check_finite(rows, name)
-    if len(query) == 0:
-        raise ValueError("query must have at least one row, got none")
-    if query.shape[1] != reference.shape[1]:
-        raise ValueError(
-            f"query and reference must have the same dimension, got {query.shape[1]} and {reference.shape[1]}"
-        )
-    if query_labels.shape[1:] != reference_labels.shape[1:]:
-        raise ValueError(
-            "query_labels and reference_labels must have the same columns, "
-            f"got shapes {tuple(query_labels.shape)} and {tuple(reference_labels.shape)}"
-        )
-    if own_included and reference is not query:
-        _check_own_rows(query, query_labels, reference, reference_labels)
-
-
-def _check_own_rows(query: Tensor, query_labels: Tensor, reference: Tensor, reference_labels: Tensor) -> None:
-    n = len(query)
-    if len(reference) < n:
-        raise ValueError(
-            f"reference must begin with the {n} query rows when ref_includes_query is set, got {len(reference)} rows"
-        )
-    step = max(1, _retrieval.BLOCK_ELEMENTS // max(query.shape[1], 1))
-    for start in range(0, n, step):
-        rows, own = query[start : start + step], reference[:n][start : start + step]
-        if rows.shape[1] == 0 or same_memory(rows, own):
-            continue
-        wrong = (rows - own).abs().amax(dim=1) > _SAME_ROW * rows.abs().amax(dim=1)
-        if bool(wrong.any()):
-            row = start + int(wrong.nonzero()[0])
-            raise ValueError(
-                f"reference must begin with the query rows when ref_includes_query is set, row {row} differs"
-            )
-    wrong = (query_labels != reference_labels[:n]).reshape(n, -1).any(dim=1)
-    if bool(wrong.any()):
-        row = int(wrong.nonzero()[0])
-        raise ValueError(
-            "reference_labels must begin with the query_labels when ref_includes_query is set, "
-            f"row {row} has {reference_labels[row].tolist()} for {query_labels[row].tolist()}"
-        )
-
-
-def _checked_distances(distances: Any, shape: tuple[int, int], device: torch.device) -> Tensor:
-    try:
-        values = torch.as_tensor(distances, device=device)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(
-            f"knn_func must return a tensor or array of distances, got {type(distances).__name__}"
-        ) from error
-    if tuple(values.shape) != shape:
-        raise ValueError(f"knn_func must return distances of shape {shape}, got {tuple(values.shape)}")
-    return values
-
-
-def _checked_indices(rows: Tensor, shape: tuple[int, int], m: int) -> Tensor:
-    if tuple(rows.shape) != shape:
-        raise ValueError(f"knn_func must return indices of shape {shape}, got {tuple(rows.shape)}")
-    if rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool:
-        raise ValueError(f"knn_func must return integer indices, got {rows.dtype}")
-    rows = rows.long()
-    # On the CPU by NumPy: torch's own threads do not survive a fork, and would hang a child here.
-    found = rows.numpy() if rows.device.type == "cpu" else rows
-    low, high = int(found.min()), int(found.max())
-    if low < 0 or high >= m:
-        wrong = low if low < 0 else high
-        raise ValueError(f"knn_func must return indices from 0 to {m - 1}, got {wrong}")
-    return rows
-
-
-def _checked_values(name: str, values: Any, n: int) -> Floats:
-    if not isinstance(values, Tensor):
-        raise ValueError(f"metric {name} must return a tensor of one value per query, got {type(values).__name__}")
-    if values.shape != (n,) or values.is_complex():
-        raise ValueError(
-            f"metric {name} must return one real value per query, shape {(n,)}, "
-            f"got {values.dtype} of shape {tuple(values.shape)}"
-        )
-    wide: Floats = values.detach().cpu().double().numpy()
-    return wide

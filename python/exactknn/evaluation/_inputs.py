@@ -1,0 +1,187 @@
+"""What is given to the calculator, by its user and by what it calls, checked and in one form.
+
+    embeddings, labels (tensors, arrays, sequences) ──as_embeddings, as_labels──> tensors ──check_inputs──> calculator
+    what knn_func and metrics return ──checked_distances, checked_indices, checked_values─────────────────> calculator
+
+Every refusal is a ``TypeError`` or ``ValueError`` with the argument, what was wanted, what was given, and the row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from exactknn import _arrays, _retrieval
+from exactknn._retrieval import Floats
+from exactknn.evaluation._support import check_finite, same_memory
+
+# Largest difference between a query and its own reference row, relative to the row's largest magnitude.
+_SAME_ROW = 1e-5
+
+
+def checked_k(k: Any) -> int | str | None:
+    """The calculator's ``k``: an integer of at least 1, ``None`` or ``"max_bin_count"``."""
+    if k is None:
+        return None
+    if isinstance(k, str) and k == "max_bin_count":
+        return k
+    try:
+        return _arrays.as_count(k, "k", minimum=1)
+    except (TypeError, ValueError):
+        raise ValueError(f"k must be an integer of at least 1, None or 'max_bin_count', got {k!r}") from None
+
+
+def as_tensor(values: Any, name: str) -> Tensor:
+    """Real numbers, of which torch has the type, as a dense tensor that shares the memory where it can."""
+    if isinstance(values, Tensor):
+        if values.layout != torch.strided:
+            raise TypeError(f"{name} must be a dense tensor, got layout {values.layout}")
+        if values.is_complex():
+            raise TypeError(f"{name} must hold real numbers, got {values.dtype}")
+        return values.detach().resolve_neg()
+    if isinstance(values, np.ma.MaskedArray):
+        raise TypeError(f"{name} must not be a masked array: masked entries have no value")
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise ValueError(f"{name} must have rows of equal length: {error}") from error
+    if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
+        if array.dtype.kind == "V" and array.dtype.name == "bfloat16":
+            return torch.from_numpy(np.array(array).view(np.int16)).view(torch.bfloat16)
+        raise TypeError(f"{name} must hold numbers, got {array.dtype}")
+    if array.dtype.kind == "u" and array.dtype.itemsize > 1:
+        if array.size and int(array.max()) > np.iinfo(np.int64).max:
+            raise ValueError(f"{name} must fit into 64-bit integers with a sign, got {int(array.max())}")
+        array = array.astype(np.int64)
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
+    if not array.flags.writeable or any(stride < 0 or stride % array.itemsize for stride in array.strides):
+        array = array.copy()  # torch shares none of these
+    return torch.from_numpy(array)
+
+
+def as_embeddings(values: Any, name: str, device: torch.device | None) -> Tensor:
+    """Rows as float32 or float64, on ``device`` if one is given."""
+    rows = as_tensor(values, name)
+    rows = rows if device is None else rows.to(device)
+    return rows if rows.dtype in (torch.float32, torch.float64) else rows.float()
+
+
+def as_labels(values: Any, name: str, device: torch.device) -> Tensor:
+    """Labels as int64, float32 or float64, each with its exact value."""
+    labels = as_tensor(values, name).to(device)
+    if labels.is_floating_point():
+        # float32 holds every label of a narrower type, some of which NumPy lacks.
+        return labels if labels.dtype in (torch.float32, torch.float64) else labels.float()
+    whole = labels.long()
+    if labels.dtype == torch.uint64 and bool((whole < 0).any()):
+        row = int((whole < 0).nonzero()[0, 0])
+        raise ValueError(f"{name} must fit into 64-bit integers with a sign, got {labels[row].tolist()} in row {row}")
+    return whole
+
+
+def common_label_dtype(query_labels: Tensor, reference_labels: Tensor) -> torch.dtype:
+    """The type in which labels of both sides are compared."""
+    if query_labels.is_floating_point() == reference_labels.is_floating_point():
+        return torch.promote_types(query_labels.dtype, reference_labels.dtype)
+    return torch.float64
+
+
+def check_inputs(
+    query: Tensor, query_labels: Tensor, reference: Tensor, reference_labels: Tensor, own_included: bool
+) -> None:
+    """Refuse shapes, lengths, NaN and infinity, and own rows that are not the queries."""
+    sides = [(query, query_labels, "query")]
+    if reference is not query:
+        sides.append((reference, reference_labels, "reference"))
+    for rows, labels, name in sides:
+        if rows.ndim != 2:
+            raise ValueError(f"{name} must be 2-D (rows, dimensions), got shape {tuple(rows.shape)}")
+        if labels.ndim not in (1, 2):
+            raise ValueError(f"{name}_labels must be 1-D, or 2-D with several columns, got shape {tuple(labels.shape)}")
+        if len(rows) != len(labels):
+            raise ValueError(f"{name} and {name}_labels must have the same length, got {len(rows)} and {len(labels)}")
+        check_finite(rows, name)
+    if len(query) == 0:
+        raise ValueError("query must have at least one row, got none")
+    if query.shape[1] != reference.shape[1]:
+        raise ValueError(
+            f"query and reference must have the same dimension, got {query.shape[1]} and {reference.shape[1]}"
+        )
+    if query_labels.shape[1:] != reference_labels.shape[1:]:
+        raise ValueError(
+            "query_labels and reference_labels must have the same columns, "
+            f"got shapes {tuple(query_labels.shape)} and {tuple(reference_labels.shape)}"
+        )
+    if own_included and reference is not query:
+        _check_own_rows(query, query_labels, reference, reference_labels)
+
+
+def _check_own_rows(query: Tensor, query_labels: Tensor, reference: Tensor, reference_labels: Tensor) -> None:
+    n = len(query)
+    if len(reference) < n:
+        raise ValueError(
+            f"reference must begin with the {n} query rows when ref_includes_query is set, got {len(reference)} rows"
+        )
+    step = max(1, _retrieval.BLOCK_ELEMENTS // max(query.shape[1], 1))
+    for start in range(0, n, step):
+        rows, own = query[start : start + step], reference[:n][start : start + step]
+        if rows.shape[1] == 0 or same_memory(rows, own):
+            continue
+        wrong = (rows - own).abs().amax(dim=1) > _SAME_ROW * rows.abs().amax(dim=1)
+        if bool(wrong.any()):
+            row = start + int(wrong.nonzero()[0])
+            raise ValueError(
+                f"reference must begin with the query rows when ref_includes_query is set, row {row} differs"
+            )
+    wrong = (query_labels != reference_labels[:n]).reshape(n, -1).any(dim=1)
+    if bool(wrong.any()):
+        row = int(wrong.nonzero()[0])
+        raise ValueError(
+            "reference_labels must begin with the query_labels when ref_includes_query is set, "
+            f"row {row} has {reference_labels[row].tolist()} for {query_labels[row].tolist()}"
+        )
+
+
+def checked_distances(distances: Any, shape: tuple[int, int], device: torch.device) -> Tensor:
+    """Values that ``knn_func`` returned, ``(n, k)``, on the query's device."""
+    try:
+        values = torch.as_tensor(distances, device=device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"knn_func must return a tensor or array of distances, got {type(distances).__name__}"
+        ) from error
+    if tuple(values.shape) != shape:
+        raise ValueError(f"knn_func must return distances of shape {shape}, got {tuple(values.shape)}")
+    return values
+
+
+def checked_indices(rows: Tensor, shape: tuple[int, int], m: int) -> Tensor:
+    """Reference rows that ``knn_func`` returned, int64 ``(n, k)``, each from 0 to ``m - 1``."""
+    if tuple(rows.shape) != shape:
+        raise ValueError(f"knn_func must return indices of shape {shape}, got {tuple(rows.shape)}")
+    if rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool:
+        raise ValueError(f"knn_func must return integer indices, got {rows.dtype}")
+    rows = rows.long()
+    # On the CPU by NumPy: torch's own threads do not survive a fork, and would hang a child here.
+    found = rows.numpy() if rows.device.type == "cpu" else rows
+    low, high = int(found.min()), int(found.max())
+    if low < 0 or high >= m:
+        wrong = low if low < 0 else high
+        raise ValueError(f"knn_func must return indices from 0 to {m - 1}, got {wrong}")
+    return rows
+
+
+def checked_values(name: str, values: Any, n: int) -> Floats:
+    """One float64 value per query, ``(n,)``, of a metric."""
+    if not isinstance(values, Tensor):
+        raise ValueError(f"metric {name} must return a tensor of one value per query, got {type(values).__name__}")
+    if values.shape != (n,) or values.is_complex():
+        raise ValueError(
+            f"metric {name} must return one real value per query, shape {(n,)}, "
+            f"got {values.dtype} of shape {tuple(values.shape)}"
+        )
+    wide: Floats = values.detach().cpu().double().numpy()
+    return wide
