@@ -4,7 +4,7 @@
 
     argv --> arguments --> headers of the files --> outputs staged --> vectors loaded --> _core.knn, --> outputs renamed
              (argparse)    (_files)                 (_files)           (_files)           _evaluate,     into place
-                 |             |                        |                                 _core.radius
+                 |             |                        |                                 _match
                  +-------------+------------------------+---- one line on stderr, exit code --+
 
 Whatever can be refused is refused before the search starts. NumPy and the extension module are imported where they
@@ -24,14 +24,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from exactknn import _METRICS
+from exactknn import _METRICS, _texts
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from exactknn._arrays import Pair
     from exactknn._evaluate import Evaluation, Task
-    from exactknn._files import OutputFile, Pairs, VectorFile
+    from exactknn._files import OutputFile, VectorFile
     from exactknn._progress import Report
 
 EXIT_FAILURE = 1
@@ -40,105 +39,6 @@ EXIT_REFUSED = 2
 """The arguments or one of the files cannot be used."""
 EXIT_BROKEN_PIPE = 128 + 13
 """Nobody reads the output any more; the code a shell reports for SIGPIPE."""
-
-_DESCRIPTION = """\
-Exact k-nearest-neighbour search: the same answer as float64 brute force, ties to the lowest row number,
-identical for every CPU, thread count and batch.
-"""
-
-_EPILOG = """\
-example:
-  exactknn search --query queries.fbin --reference base.fbin -k 100 --output neighbours.npz
-
-exit codes:
-  0 done   1 could not be done   2 refused (arguments or a file)   130 interrupted
-"""
-
-_FORMATS = """\
-Vectors are read from
-  .npy, .npz           NumPy: one 2-D array of float16, float32, float64 or 8- or 16-bit integers, never pickled;
-                       file.npz:name chooses among several arrays
-  .fvecs, .bvecs, .ivecs
-                       per row: int32 dimension, then float32, uint8 or int32 values
-  .fbin, .u8bin, .i8bin
-                       uint32 rows, uint32 dimension, then float32, uint8 or int8 values
-Integers are searched as float32 values, which hold them exactly.
-"""
-
-_SEARCH_DESCRIPTION = """\
-Find the k nearest reference vectors of every query vector.
-
-"""
-
-_SEARCH_EPILOG = """\
-examples:
-  # ground truth for an approximate index
-  exactknn search --query query.fvecs --reference base.fvecs -k 100 --output truth.ivecs --distances truth.fbin
-
-  # neighbours of each row among the other rows
-  exactknn search --query embeddings.npy -k 10 --metric cosine --output neighbours.npz
-
-  # read the result
-  python -c "import numpy; print(numpy.load('neighbours.npz')['indices'])"
-"""
-
-_EVALUATE_DESCRIPTION = """\
-Score embeddings by retrieval: are the nearest references of a query of its class?
-
-Vectors are read from the files that 'exactknn search' reads. Labels, one for each row, from
-  .npy, .npz           NumPy: one 1-D array of integers, floats, booleans or text; file.npz:name chooses among several
-  .txt, .csv           UTF-8 text, one label a line, no header; text that is all whole numbers is read as numbers
-They are compared exactly.
-"""
-
-_EVALUATE_EPILOG = """\
-metrics (of one query; the value is the mean over queries that have a reference of their class):
-  mean_average_precision         mean of the precisions at the ranks of all references of its class
-  mean_average_precision_at_r    the same, only among the first R, R being how many references its class has
-  mean_reciprocal_rank           1 / rank of the nearest reference of its class
-  precision_at_1                 whether the nearest reference is of its class
-  r_precision                    share of its class among the first R
-  precision_at_<k>               share of its class among the first k
-  recall_at_<k>, hit_rate_at_<k> whether any of the first k is of its class
-  found_fraction_at_<k>          share of the references of its class that are among the first k
-  ndcg_at_<k>                    discounted gain of the first k, 1 when the references of its class come first
-  knn_accuracy_at_<k>            whether its class wins the vote of the first k
-  knn_softmax_accuracy_at_<k>    the same, near ones counted more (temperature 0.07)
-
-examples:
-  # a validation set against itself, and a page to look at
-  exactknn evaluate --embeddings val.npy --labels val_labels.npy --report report.html
-
-  # queries against a gallery, by cosine distance
-  exactknn evaluate --embeddings query.npy --labels query.csv --reference gallery.npy --reference-labels gallery.csv \\
-      --distance cosine --metrics recall_at_1 recall_at_10 mean_average_precision_at_r --json
-"""
-
-_MATCH_DESCRIPTION = """\
-Find all pairs of vectors whose distance is at most a threshold, such as near-duplicates.
-
-Without --reference the vectors are compared among themselves: every pair is written once, the lower row number first,
-and no vector is paired with itself. The threshold is rounded to the type of the distances (float32, or float64 for
-float64 vectors), so that a distance that was written matches at that number.
-
-"""
-
-_MATCH_EPILOG = """\
-examples:
-  # near-duplicates in a file of embeddings
-  exactknn match --query embeddings.npy --metric cosine --threshold 0.05 --output pairs.csv
-
-  # rows of the test set that are in the training set
-  exactknn match --query test.npy --reference train.npy --threshold 0 --output leaks.csv
-
-  # read the result
-  python -c "import numpy; print(numpy.load('pairs.npz')['query'])"
-"""
-
-_INFO_EPILOG = """\
-example:
-  EXACTKNN_SIMD=avx2 exactknn info --json
-"""
 
 
 class CommandError(Exception):
@@ -269,7 +169,9 @@ class _Parser(argparse.ArgumentParser):
 
 def _parser() -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
-    parser = _Parser("exactknn", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=raw, allow_abbrev=False)
+    parser = _Parser(
+        "exactknn", description=_texts.DESCRIPTION, epilog=_texts.EPILOG, formatter_class=raw, allow_abbrev=False
+    )
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     parser.set_defaults(command=None)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
@@ -277,8 +179,8 @@ def _parser() -> argparse.ArgumentParser:
     search = commands.add_parser(
         "search",
         help="find the nearest neighbours of the vectors in a file",
-        description=_SEARCH_DESCRIPTION + _FORMATS,
-        epilog=_SEARCH_EPILOG,
+        description=_texts.SEARCH_DESCRIPTION + _texts.FORMATS,
+        epilog=_texts.SEARCH_EPILOG,
         formatter_class=raw,
         allow_abbrev=False,
     )
@@ -297,8 +199,8 @@ def _parser() -> argparse.ArgumentParser:
     evaluate = commands.add_parser(
         "evaluate",
         help="score embeddings and their labels by retrieval",
-        description=_EVALUATE_DESCRIPTION,
-        epilog=_EVALUATE_EPILOG,
+        description=_texts.EVALUATE_DESCRIPTION,
+        epilog=_texts.EVALUATE_EPILOG,
         formatter_class=raw,
         allow_abbrev=False,
     )
@@ -332,12 +234,12 @@ def _parser() -> argparse.ArgumentParser:
     match = commands.add_parser(
         "match",
         help="find all pairs of vectors within a distance, such as near-duplicates",
-        description=_MATCH_DESCRIPTION + _FORMATS,
-        epilog=_MATCH_EPILOG,
+        description=_texts.MATCH_DESCRIPTION + _texts.FORMATS,
+        epilog=_texts.MATCH_EPILOG,
         formatter_class=raw,
         allow_abbrev=False,
     )
-    match.set_defaults(run=_match)
+    match.set_defaults(run=_match_command)
     _add_inputs(match)
     match.add_argument(
         "--threshold",
@@ -359,7 +261,7 @@ def _parser() -> argparse.ArgumentParser:
         "info",
         help="show the version, the SIMD level, the threads and the build",
         description="Show the version, the SIMD level in use and those available, the threads and the build.",
-        epilog=_INFO_EPILOG,
+        epilog=_texts.INFO_EPILOG,
         formatter_class=raw,
         allow_abbrev=False,
     )
@@ -715,18 +617,11 @@ def _warn_of_gaps(arguments: argparse.Namespace, scores: Evaluation) -> None:
 
 # --- match ---------------------------------------------------------------------------------------------------------
 
-_FIRST_CELLS = 1 << 24
-"""Pairs of rows that are looked at before anything is known of how many match."""
-_BLOCK_PAIRS = 1 << 21
-"""Matches that a block of queries is to have at most, as far as the block before it tells."""
-_BLOCK_QUERIES = 1 << 14
-"""Queries of a block at most. For each block the core packs the references once more."""
 
-
-def _match(arguments: argparse.Namespace) -> int:
+def _match_command(arguments: argparse.Namespace) -> int:
     import numpy as np
 
-    from exactknn import _arrays, _files
+    from exactknn import _arrays, _files, _match
 
     try:
         query, reference = _open_inputs(arguments)
@@ -736,8 +631,17 @@ def _match(arguments: argparse.Namespace) -> int:
         with contextlib.ExitStack() as stack:
             (output,) = _staged({"--output": arguments.output}, _paths(query, reference), stack)
             pair = _arrays.as_pair(query.load(), None if reference is None else reference.load())
-            blocks = _matches(pair, threshold, arguments)
-            count = _files.write_pairs(output.stream, suffix, blocks, dtype)
+            with _searching(arguments) as progress:
+                blocks = _match.matches(
+                    pair,
+                    threshold,
+                    arguments.metric,
+                    p=arguments.p,
+                    exclude_self=arguments.exclude_self,
+                    num_threads=arguments.threads,
+                    progress=progress,
+                )
+                count = _files.write_pairs(output.stream, suffix, blocks, dtype)
             _put_in_place([output])
     except _files.FileError as error:
         raise CommandError(str(error)) from error
@@ -755,51 +659,6 @@ def _rounded(threshold: float, dtype: np.dtype[Any]) -> float:
     if math.isinf(rounded):
         raise CommandError(f"--threshold {threshold:g} is beyond {dtype.name}, the type of the distances")
     return rounded
-
-
-def _matches(pair: Pair, threshold: float, arguments: argparse.Namespace) -> Iterator[Pairs]:
-    """Find the pairs within the threshold, block by block of queries."""
-    import numpy as np
-
-    from exactknn import _core, _files
-
-    among_themselves, searched, n = pair.reference is None, pair.searched, len(pair.query)
-    start, rows = 0, min(_FIRST_CELLS // max(1, len(searched)) + 1, _BLOCK_QUERIES)
-    with _searching(arguments) as progress:
-        # No distance is below zero: this only finds a row that is not finite, by its number in the file.
-        _core.radius(pair.query, pair.reference, -1.0, "sqeuclidean", num_threads=arguments.threads)
-        while start < n:
-            stop = min(start + rows, n)
-            # Among themselves the lower row is the query: rows before a block have met it when they were queries.
-            first = start if among_themselves else 0
-            indptr, found, distances = _core.radius(
-                pair.query[start:stop],
-                searched[first:],
-                threshold,
-                arguments.metric,
-                sort=False,
-                num_threads=arguments.threads,
-                progress=_part_of(progress, _share(start, n, among_themselves), _share(stop, n, among_themselves)),
-                p=arguments.p,
-            )
-            assert distances is not None, "they were asked for"
-            query, reference = np.repeat(np.arange(start, stop), np.diff(indptr)), found + first
-            if among_themselves or arguments.exclude_self:
-                wanted = reference > query if among_themselves else reference != query
-                query, reference, distances = query[wanted], reference[wanted], distances[wanted]
-            yield _files.Pairs(query, reference, distances)
-            start, rows = stop, min(rows * _BLOCK_PAIRS // max(1, len(found)), 2 * rows, _BLOCK_QUERIES)
-            rows = max(1, rows)
-
-
-def _share(row: int, n: int, among_themselves: bool) -> float:
-    """The finished fraction when all queries before `row` are."""
-    return 1 - (1 - row / n) ** 2 if among_themselves else row / n
-
-
-def _part_of(progress: Report | None, start: float, stop: float) -> Report | None:
-    """What to tell of a part of the work that goes from one fraction of the whole to another."""
-    return None if progress is None else lambda fraction: progress(start + (stop - start) * fraction)
 
 
 # --- info ----------------------------------------------------------------------------------------------------------
