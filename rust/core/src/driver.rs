@@ -22,8 +22,9 @@ use crate::bare::{self, Panel, Threshold};
 use crate::bound::Floor;
 use crate::cancel::{Filter, Monitor};
 use crate::error::{Argument, Error, Result, try_vec};
+use crate::kept::{Panels, References};
 use crate::kernel::{Bars, Hits, Kernel, MAX_RUN, QueryPanel, SAMPLE_STRIDE, Visit};
-use crate::matrix::{Element, MatrixRef, Output};
+use crate::matrix::{Element, MatrixRef, Output, QueryRef};
 use crate::metric::Metric;
 use crate::order::Neighbour;
 use crate::pack::{FirstBad, Frame, PackedQuery, PackedReference};
@@ -33,9 +34,9 @@ use crate::symmetric::SelfSearch;
 use crate::topk::{self, Nearest};
 
 /// One search, ready to run.
-pub(crate) struct Job<'a, E> {
-    pub(crate) query: MatrixRef<'a, E>,
-    pub(crate) reference: MatrixRef<'a, E>,
+pub(crate) struct Job<'a, E: Element> {
+    pub(crate) query: QueryRef<'a, E>,
+    pub(crate) references: References<'a, E>,
     pub(crate) options: &'a Options,
     pub(crate) problem: Problem,
     pub(crate) monitor: &'a Monitor,
@@ -107,10 +108,21 @@ impl<E: Element> Scratch<E> {
     }
 }
 
-impl<E: Element> Job<'_, E> {
+impl<'a, E: Element> Job<'a, E> {
+    /// A search of all references there are.
+    pub(crate) fn whole(
+        query: MatrixRef<'a, E>,
+        reference: MatrixRef<'a, E>,
+        options: &'a Options,
+        problem: Problem,
+        monitor: &'a Monitor,
+    ) -> Self {
+        let references = References { rows: reference, kept: None };
+        Self { query: query.into(), references, options, problem, monitor, first_row: 0, bars: &[] }
+    }
+
     /// Fill `out`, `k` places for every query.
     pub(crate) fn run(&self, out: Out<'_, E>) -> Result<()> {
-        self.monitor.begin(self.problem.queries as u64 * self.problem.references as u64);
         let mut filter = self.problem.filter(self.options.simd.level());
         let mut rest = Some((0..self.problem.queries, out));
         while let Some((queries, out)) = rest {
@@ -142,7 +154,7 @@ impl<E: Element> Job<'_, E> {
         let bad = FirstBad::new();
         let plan = self.plan(&queries, filter);
         let outcome = self.run_tasks(&plan, queries, out, |queries, split| {
-            let references = plan.split(self.reference.rows(), split);
+            let references = plan.split(self.reference().rows(), split);
             match filter {
                 Filter::Bare => self.scan_bare(queries, references, &bad),
                 _ => self.scan_direct(queries, references, &bad),
@@ -150,7 +162,7 @@ impl<E: Element> Job<'_, E> {
         });
         self.monitor.check()?;
         // A chunk of queries has looked at every row, so the first bad one is known now.
-        bad.check(self.reference, Argument::Reference)?;
+        bad.check(self.reference(), Argument::Reference)?;
         outcome
     }
 
@@ -219,18 +231,24 @@ impl<E: Element> Job<'_, E> {
         Ok(())
     }
 
+    #[inline(always)]
+    pub(crate) fn reference(&self) -> MatrixRef<'a, E> {
+        self.references.rows
+    }
+
     pub(crate) fn metric(&self) -> Metric {
         self.options.metric
     }
 
     /// Form the float64 values of `scratch.rows`.
     pub(crate) fn score(&self, query: &Prepared, scratch: &mut Scratch<E>) {
-        score(self.options.simd, query, self.reference, &scratch.rows, &mut scratch.wide, &mut scratch.values);
+        score(self.options.simd, query, self.reference(), &scratch.rows, &mut scratch.wide, &mut scratch.values);
     }
 
     pub(crate) fn prepare(&self, queries: impl ExactSizeIterator<Item = usize>) -> Result<Vec<Prepared>> {
         let mut prepared = try_vec(queries.len(), "prepared queries")?;
-        prepared.extend(queries.map(|i| Prepared::new(self.metric(), self.query.row(i))));
+        let mut wide = Vec::new();
+        prepared.extend(queries.map(|i| Prepared::of_wide::<E>(self.metric(), self.query.widen(i, &mut wide))));
         Ok(prepared)
     }
 
@@ -239,7 +257,7 @@ impl<E: Element> Job<'_, E> {
         let prepared = self.prepare(queries.clone())?;
         let mut found = self.nearest(&queries, &references)?;
         let mut scratch = Scratch::new();
-        let block = plan::block_rows(self.reference.dim() * size_of::<E>());
+        let block = plan::block_rows(self.reference().dim() * size_of::<E>());
         for start in references.clone().step_by(block) {
             let end = (start + block).min(references.end);
             for ((i, query), nearest) in queries.clone().zip(&prepared).zip(&mut found) {
@@ -274,14 +292,14 @@ impl<E: Element> Job<'_, E> {
         }
         let mut hits = Hits::new(arch::BARE_QUERIES, bare::MOST_ROWS / MAX_RUN);
         let mut scratch = Scratch::new();
-        let block = plan::block_rows(self.reference.dim() * size_of::<E>()).min(bare::MOST_ROWS);
+        let block = plan::block_rows(self.reference().dim() * size_of::<E>()).min(bare::MOST_ROWS);
         let (mut start, mut step) = (references.start, WARM_UP_ROWS.min(block));
         while start < references.end {
             let end = (start + step).min(references.end);
             step = (step * 2).min(block);
             for (p, panel) in panels.iter_mut().enumerate() {
                 self.monitor.check()?;
-                panel.scan(self.options.simd, self.reference, start, end, &mut scratch.wide, &mut hits);
+                panel.scan(self.options.simd, self.reference(), start, end, &mut scratch.wide, &mut hits);
                 for lane in 0..arch::BARE_QUERIES {
                     let (rows, _) = hits.take(lane);
                     let i = p * arch::BARE_QUERIES + lane;
@@ -309,7 +327,7 @@ impl<E: Element> Job<'_, E> {
     fn take_in(&self, i: usize, query: &Prepared, nearest: &mut Nearest, scratch: &mut Scratch<E>, bad: &FirstBad) {
         self.score(query, scratch);
         for (&row, &value) in scratch.rows.iter().zip(&scratch.values) {
-            if !value.is_finite() && !self.reference.row(row as usize).iter().all(|x| x.to_f64().is_finite()) {
+            if !value.is_finite() && !self.reference().row(row as usize).iter().all(|x| x.to_f64().is_finite()) {
                 bad.report(row as usize);
             } else if !self.is_self(i, row as usize) {
                 nearest.push(Neighbour::new::<E::Output>(self.metric(), value, row));
@@ -349,14 +367,14 @@ impl<'a, E: Element> WithKernel for Filtered<'a, E> {
 
     fn run<K: Kernel + 'static>(self, kernel: K) -> Self::Output {
         let Self { job, filter, queries, out } = self;
-        let frame = Frame::choose(job.options.simd, job.options.metric, job.reference);
-        let packed =
-            PackedReference::<K>::pack(job.options.simd, &frame, job.reference, job.problem.threads, job.monitor)?;
+        let panels =
+            job.references.panels::<K>(job.options.simd, job.metric(), job.problem.threads, job.monitor)?;
+        let Panels { frame, packed } = &*panels;
         let search = |queries: Range<usize>, out: Out<'_, E>| {
             let plan = job.plan(&queries, filter);
             job.run_tasks(&plan, queries, out, |queries, split| {
                 let panels = plan.split(packed.panels(), split);
-                FilteredTask { job, kernel, frame: &frame, packed: &packed, panels }.scan(queries)
+                FilteredTask { job, kernel, frame, packed, panels }.scan(queries)
             })
         };
         let probe = queries.start..queries.start + Problem { queries: queries.len(), ..job.problem }.probe();
@@ -373,7 +391,7 @@ impl<'a, E: Element> WithKernel for Filtered<'a, E> {
             }
         }
         let rest = probe.end..queries.end;
-        match (SelfSearch::new(job, kernel, &frame, &packed, rest.clone()), out) {
+        match (SelfSearch::new(job, kernel, frame, packed, rest.clone()), out) {
             (Some(tiles), Out::Answer(values, rows)) => tiles.run(values, rows)?,
             (_, out) => search(rest, out)?,
         }
@@ -403,7 +421,7 @@ impl<'a, E: Element, K: Kernel> FilteredTask<'a, E, K> {
 
     /// Reference rows of these panels.
     fn rows(&self) -> usize {
-        (self.panels.end * K::NR).min(self.job.reference.rows()).saturating_sub(self.panels.start * K::NR)
+        (self.panels.end * K::NR).min(self.job.reference().rows()).saturating_sub(self.panels.start * K::NR)
     }
 
     fn scan_all(&self, queries: &[u32]) -> Result<Vec<Nearest>> {
@@ -534,9 +552,9 @@ impl<'a, E: Element, K: Kernel> Pass<'a, E, K> {
         for m in 0..K::MR {
             if m + 1 < lanes {
                 for &row in
-                    self.hits.rows(m + 1).iter().take(ROWS).filter(|&&row| (row as usize) < job.reference.rows())
+                    self.hits.rows(m + 1).iter().take(ROWS).filter(|&&row| (row as usize) < job.reference().rows())
                 {
-                    prefetch(job.reference.row(row as usize));
+                    prefetch(job.reference().row(row as usize));
                 }
             }
             let (rows, _) = self.hits.take(m);
@@ -546,7 +564,7 @@ impl<'a, E: Element, K: Kernel> Pass<'a, E, K> {
             let query = self.queries[first + m] as usize;
             self.scratch.rows.clear();
             // Panels are padded with rows that do not exist.
-            let counts = |row: usize| row < job.reference.rows() && !job.is_self(query, row);
+            let counts = |row: usize| row < job.reference().rows() && !job.is_self(query, row);
             self.scratch.rows.extend(rows.iter().filter(|&&row| counts(row as usize)));
             let state = &mut self.states[first + m];
             job.score(&state.prepared, &mut self.scratch);

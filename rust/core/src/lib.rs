@@ -26,6 +26,7 @@ mod bound;
 mod cancel;
 mod driver;
 mod error;
+mod kept;
 mod kernel;
 mod level;
 mod lp;

@@ -103,7 +103,7 @@ impl<'a, E: Element, K: Kernel> SelfSearch<'a, E, K> {
         queries: Range<usize>,
     ) -> Option<Self> {
         let scan_both = K::SCAN_BOTH?;
-        let same_rows = job.options.exclude_self && std::ptr::eq(job.query.row(0), job.reference.row(0));
+        let same_rows = job.options.exclude_self && job.query.begins_with(job.reference());
         if !same_rows || !job.metric().is_symmetric() {
             return None;
         }
@@ -169,13 +169,13 @@ impl<'a, E: Element, K: Kernel> SelfSearch<'a, E, K> {
         let mut block = try_vec(rows.len(), "candidates")?;
         for &(shift, size) in &side.packed.shifts {
             block.push(Candidates {
-                nearest: Nearest::new(job.problem.k, job.reference.rows())?,
+                nearest: Nearest::new(job.problem.k, job.reference().rows())?,
                 floor: f32::NEG_INFINITY,
                 floors: Floor::new(job.metric(), job.query.dim(), shift, size, self.frame.scale2(), roundoff),
             });
         }
         let mut buffers = Buffers::new::<K>();
-        for others in [rows, 0..self.queries.start, self.queries.end..job.reference.rows()] {
+        for others in [rows, 0..self.queries.start, self.queries.end..job.reference().rows()] {
             self.one_sided(&side, &mut block, others, &mut buffers)?;
         }
         Ok(block)
@@ -301,7 +301,7 @@ impl<'a, E: Element, K: Kernel> SelfSearch<'a, E, K> {
             if m + 1 < lanes {
                 for &row in buffers.hits.rows(m + 1).iter().take(ROWS).filter(|&&row| others.contains(&(row as usize)))
                 {
-                    prefetch(self.job.reference.row(row as usize));
+                    prefetch(self.job.reference().row(row as usize));
                 }
             }
             let (rows, _) = buffers.hits.take(m);
@@ -348,8 +348,8 @@ mod tests {
         fn run<K: Kernel>(self, kernel: K) -> Self::Output {
             let Self { job, queries } = self;
             let scan_both = K::SCAN_BOTH?;
-            let frame = Frame::choose(job.options.simd, job.metric(), job.reference);
-            let packed = PackedReference::<K>::pack(job.options.simd, &frame, job.reference, 1, job.monitor);
+            let frame = Frame::choose(job.options.simd, job.metric(), job.reference());
+            let packed = PackedReference::<K>::pack(job.options.simd, &frame, job.reference(), 1, job.monitor);
             let packed = packed.expect("finite");
             let len = queries.len() * job.problem.k;
             let (mut values, mut rows) = (vec![E::Output::default(); len], vec![0; len]);
@@ -375,10 +375,11 @@ mod tests {
                 k,
                 threads: threads.get(),
                 double: E::DOUBLE,
+                packed: false,
             };
             let monitor = Monitor::new();
             monitor.begin(queries.len() as u64 * reference.rows() as u64);
-            let job = Job { query, reference, options: &options, problem, monitor: &monitor, first_row: 0, bars: &[] };
+            let job = Job::whole(query, reference, &options, problem, &monitor);
             let pool = PoolHandle::get(threads).expect("a pool");
             let tiles = Tiles { job: &job, queries: queries.clone() };
             let Some((values, rows)) = pool.pool().install(|| arch::with_int8(simd, tiles)) else { continue };

@@ -23,7 +23,7 @@ use crate::cancel::Monitor;
 use crate::error::{Argument, Error, Result, try_vec};
 use crate::kernel::{Centred, Kernel, MAX_MR, MAX_RUN, PanelRun, PanelTerms, QueryTerms, SAMPLE_STRIDE, Visit};
 use crate::level::{Simd, multiversion};
-use crate::matrix::{Element, MatrixRef, Wide};
+use crate::matrix::{Element, MatrixRef, QueryRef, Wide};
 use crate::metric::{Geometry, Metric};
 use crate::rescore::{UnitScale, exponent, power_of_two, relative_error, unit_scale_of};
 
@@ -459,6 +459,14 @@ impl<K: Kernel> PackedReference<K> {
         Ok(Self { codes, offsets, scales, terms, panel_len })
     }
 
+    /// Bytes that it takes.
+    pub(crate) fn bytes(&self) -> usize {
+        size_of_val(self.codes.as_slice())
+            + size_of_val(self.offsets.as_slice())
+            + size_of_val(self.scales.as_slice())
+            + size_of_val(self.terms.as_slice())
+    }
+
     pub(crate) fn panels(&self) -> usize {
         self.terms.len()
     }
@@ -512,7 +520,7 @@ pub(crate) struct PackedQuery<K: Kernel> {
 
 impl<K: Kernel> PackedQuery<K> {
     /// Encode the query rows named by `rows`.
-    pub(crate) fn pack<E: Element>(simd: Simd, frame: &Frame, query: MatrixRef<'_, E>, rows: &[u32]) -> Result<Self> {
+    pub(crate) fn pack<E: Element>(simd: Simd, frame: &Frame, query: QueryRef<'_, E>, rows: &[u32]) -> Result<Self> {
         const { assert!(K::MR <= MAX_MR) };
         let panel_len = query.dim().div_ceil(K::COLUMNS) * K::MR;
         let mut codes = Aligned::<K::Code>::zeroed(rows.len().div_ceil(K::MR) * panel_len, "packed queries")?;
@@ -521,10 +529,10 @@ impl<K: Kernel> PackedQuery<K> {
         let (mut scratch, mut out) = (Vec::new(), vec![0.0f32; query.dim()]);
         for (i, &row) in rows.iter().enumerate() {
             let row = row as usize;
-            let wide = E::widen(query.row(row), &mut scratch);
+            let wide = query.widen(row, &mut scratch);
             let Some((centred, shift, size)) = frame.query_row::<E>(simd, wide, &mut out) else {
                 return Err(query
-                    .first_non_finite(Argument::Query, row)
+                    .first_non_finite(row)
                     .unwrap_or_else(|| Error::Panic("a finite row was refused".into())));
             };
             let (panel, lane) = (i / K::MR, i % K::MR);
