@@ -31,9 +31,10 @@ pub struct Tensor<'a> {
     shape: Vec<usize>,
     /// `None` if that is more than can be addressed.
     bytes: Option<usize>,
-    #[expect(clippy::type_complexity, reason = "named nowhere else")]
-    feed: Box<dyn FnOnce(&mut Sink<'_>) -> Result<()> + Send + 'a>,
+    feed: Feed<'a>,
 }
+
+type Feed<'a> = Box<dyn FnOnce(&mut Sink<'_>) -> Result<()> + Send + 'a>;
 
 impl<'a> Tensor<'a> {
     /// A tensor whose numbers `feed` pushes when they are written, in C order, in as many pieces as it likes.
@@ -62,7 +63,8 @@ impl<'a> Tensor<'a> {
 /// Write `tensors` and the texts of `metadata` to `path`, replacing the file that is there.
 ///
 /// Memory beyond the tensors themselves: about 1 MiB, and 8 bytes for each block. A tensor begins on a multiple of 64 bytes
-/// if its bytes are a multiple of 64; of the others one does. A link is followed.
+/// if its bytes are a multiple of 64; of the others one does. A link is followed. `monitor` is asked after each block; only
+/// the wait for the disk at the end cannot be cut short.
 ///
 /// # Errors
 /// [`Error::File`] if the system refuses, [`Error::BadFile`] if `path` is neither free nor a regular file,
