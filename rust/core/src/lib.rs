@@ -15,6 +15,8 @@
 //!
 //! [`RankSearch`] counts how many references come before given ones; `ranks` has its loops.
 //!
+//! [`saved`] is the file of an index: checked tensors that are mapped, not read.
+//!
 //! The answer is the same bytes for every level, thread count and batch. See `docs/exactness.md` for the proof.
 
 mod arch;
@@ -43,6 +45,7 @@ mod ranks;
 #[cfg(feature = "reference")]
 pub mod reference;
 mod rescore;
+pub mod saved;
 mod search;
 mod symmetric;
 mod topk;
