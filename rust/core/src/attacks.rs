@@ -56,7 +56,7 @@ impl<E: Element> WithKernel for AllKeys<'_, E> {
                 bars.open(m, f32::NEG_INFINITY, queries.terms[first + m]);
             }
             let panel = QueryPanel { codes: queries.panel(group), bars: &bars };
-            kernel.scan(&panel, &packed.run(0, packed.panels(), Visit::All), &mut hits);
+            kernel.scan(&panel, &packed.run(0, packed.panels(), Visit::All).expect("in memory"), &mut hits);
             for m in 0..K::MR {
                 let (rows, found) = hits.take(m);
                 if m >= lanes {
@@ -108,7 +108,7 @@ impl<E: Element> WithKernel for Turned<'_, E> {
                 columns.open(m, offset, terms);
             }
             let panel = QueryPanel { codes: query.panel(group), bars: &bars };
-            let run = packed.run(0, packed.panels(), Visit::All);
+            let run = packed.run(0, packed.panels(), Visit::All).expect("in memory");
             scan_both(kernel, &panel, &run, &columns, &mut hits);
             for m in 0..K::MR {
                 let (rows, _) = hits.take(m);

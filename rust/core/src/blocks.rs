@@ -97,7 +97,7 @@ impl BlockSearch {
         monitor: &Monitor,
     ) -> Result<Self> {
         monitor.begin(self.problem::<E>(reference.rows(), false).pairs());
-        self.with_part(query.into(), References { rows: reference, kept: None }, monitor)
+        self.with_part(query.into(), References::passing(reference), monitor)
     }
 
     /// The same for a part of the references whose panels may be kept; the caller has begun the monitor.
@@ -107,7 +107,7 @@ impl BlockSearch {
         references: References<'_, E>,
         monitor: &Monitor,
     ) -> Result<Self> {
-        let References { rows: reference, kept } = references;
+        let reference = references.rows;
         if query.dim() != reference.dim() {
             return Err(Error::DimensionMismatch { query: query.dim(), reference: reference.dim() });
         }
@@ -116,7 +116,7 @@ impl BlockSearch {
             return Err(Error::BadBuffer { rows: self.queries, dim: self.dim, elements });
         }
         check_row_count(self.rows.saturating_add(reference.rows()), Argument::Reference)?;
-        let mut problem = self.problem::<E>(reference.rows(), kept.is_some());
+        let mut problem = self.problem::<E>(reference.rows(), references.kept.is_some());
         let is_small = plan::is_small(&problem, self.options.simd.level());
         if is_small {
             problem.threads = 1;

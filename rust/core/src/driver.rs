@@ -117,7 +117,7 @@ impl<'a, E: Element> Job<'a, E> {
         problem: Problem,
         monitor: &'a Monitor,
     ) -> Self {
-        let references = References { rows: reference, kept: None };
+        let references = References::passing(reference);
         Self { query: query.into(), references, options, problem, monitor, first_row: 0, bars: &[] }
     }
 
@@ -241,8 +241,10 @@ impl<'a, E: Element> Job<'a, E> {
     }
 
     /// Form the float64 values of `scratch.rows`.
-    pub(crate) fn score(&self, query: &Prepared, scratch: &mut Scratch<E>) {
+    pub(crate) fn score(&self, query: &Prepared, scratch: &mut Scratch<E>) -> Result<()> {
+        self.references.verify_each(&scratch.rows)?;
         score(self.options.simd, query, self.reference(), &scratch.rows, &mut scratch.wide, &mut scratch.values);
+        Ok(())
     }
 
     pub(crate) fn prepare(&self, queries: impl ExactSizeIterator<Item = usize>) -> Result<Vec<Prepared>> {
@@ -264,7 +266,7 @@ impl<'a, E: Element> Job<'a, E> {
                 self.monitor.check()?;
                 scratch.rows.clear();
                 scratch.rows.extend(start as u32..end as u32);
-                self.take_in(i, query, nearest, &mut scratch, bad);
+                self.take_in(i, query, nearest, &mut scratch, bad)?;
                 self.monitor.advance((end - start) as u64);
             }
         }
@@ -297,6 +299,7 @@ impl<'a, E: Element> Job<'a, E> {
         while start < references.end {
             let end = (start + step).min(references.end);
             step = (step * 2).min(block);
+            self.references.verify(start..end)?;
             for (p, panel) in panels.iter_mut().enumerate() {
                 self.monitor.check()?;
                 panel.scan(self.options.simd, self.reference(), start, end, &mut scratch.wide, &mut hits);
@@ -308,7 +311,7 @@ impl<'a, E: Element> Job<'a, E> {
                     }
                     scratch.rows.clear();
                     scratch.rows.extend_from_slice(rows);
-                    self.take_in(queries.start + i, &prepared[i], &mut found[i], &mut scratch, bad);
+                    self.take_in(queries.start + i, &prepared[i], &mut found[i], &mut scratch, bad)?;
                     if found[i].is_due() {
                         found[i].cut();
                     }
@@ -324,8 +327,15 @@ impl<'a, E: Element> Job<'a, E> {
     }
 
     /// Score `scratch.rows` for query `i` and keep the nearest; a row that is not finite is reported.
-    fn take_in(&self, i: usize, query: &Prepared, nearest: &mut Nearest, scratch: &mut Scratch<E>, bad: &FirstBad) {
-        self.score(query, scratch);
+    fn take_in(
+        &self,
+        i: usize,
+        query: &Prepared,
+        nearest: &mut Nearest,
+        scratch: &mut Scratch<E>,
+        bad: &FirstBad,
+    ) -> Result<()> {
+        self.score(query, scratch)?;
         for (&row, &value) in scratch.rows.iter().zip(&scratch.values) {
             if !value.is_finite() && !self.reference().row(row as usize).iter().all(|x| x.to_f64().is_finite()) {
                 bad.report(row as usize);
@@ -334,6 +344,7 @@ impl<'a, E: Element> Job<'a, E> {
             }
         }
         self.monitor.tally(scratch.rows.len() as u64, 0);
+        Ok(())
     }
 
     fn nearest(&self, queries: &Range<usize>, references: &Range<usize>) -> Result<Vec<Nearest>> {
@@ -527,7 +538,7 @@ impl<'a, E: Element, K: Kernel> Pass<'a, E, K> {
                 while at < end {
                     let until = (at + step).min(end);
                     step *= 2;
-                    self.scan_run(group, at..until, visit);
+                    self.scan_run(group, at..until, visit)?;
                     at = until;
                 }
             }
@@ -539,7 +550,7 @@ impl<'a, E: Element, K: Kernel> Pass<'a, E, K> {
     }
 
     /// Scan one run of panels for one panel of queries and take in what was reported.
-    fn scan_run(&mut self, group: usize, panels: Range<usize>, visit: Visit) {
+    fn scan_run(&mut self, group: usize, panels: Range<usize>, visit: Visit) -> Result<()> {
         let (task, job) = (self.task, self.task.job);
         let first = group * K::MR;
         let lanes = K::MR.min(self.queries.len() - first);
@@ -548,7 +559,7 @@ impl<'a, E: Element, K: Kernel> Pass<'a, E, K> {
             bars.open(m, self.states[first + m].floor, self.packed.terms[first + m]);
         }
         let panel = QueryPanel { codes: self.packed.panel(group), bars: &bars };
-        task.kernel.scan(&panel, &task.packed.run(panels.start, panels.end, visit), &mut self.hits);
+        task.kernel.scan(&panel, &task.packed.run(panels.start, panels.end, visit)?, &mut self.hits);
         for m in 0..K::MR {
             if m + 1 < lanes {
                 for &row in
@@ -567,7 +578,7 @@ impl<'a, E: Element, K: Kernel> Pass<'a, E, K> {
             let counts = |row: usize| row < job.reference().rows() && !job.is_self(query, row);
             self.scratch.rows.extend(rows.iter().filter(|&&row| counts(row as usize)));
             let state = &mut self.states[first + m];
-            job.score(&state.prepared, &mut self.scratch);
+            job.score(&state.prepared, &mut self.scratch)?;
             self.tally.0 += self.scratch.rows.len() as u64;
             let kth = state.nearest.kth();
             for (&row, &value) in self.scratch.rows.iter().zip(&self.scratch.values) {
@@ -583,5 +594,6 @@ impl<'a, E: Element, K: Kernel> Pass<'a, E, K> {
                 state.floor = state.floor.max(state.floors.below_value(kth.ranked_value(job.metric())));
             }
         }
+        Ok(())
     }
 }

@@ -17,6 +17,7 @@
 //! a bar that is not a number is reported: what cannot be compared must be rescored. The caller drops pairs of missing rows.
 
 use crate::level::Simd;
+use crate::saved::Stored;
 
 /// The largest `MR` of any kernel.
 pub(crate) const MAX_MR: usize = 16;
@@ -89,7 +90,7 @@ pub(crate) trait Kernel: Copy + Send + Sync {
     /// Whether the codes are so coarse that reference rows may be centred in float32 on their way.
     const COARSE: bool;
     /// One code of a row.
-    type Code: Copy + Default + Send + Sync + 'static;
+    type Code: Default + Stored;
 
     /// Encode a centred reference row into lane `lane` of its panel.
     fn encode_reference(simd: Simd, row: &Centred<'_>, lane: usize, panel: &mut [Self::Code]) -> ReferenceTerms;

@@ -240,6 +240,11 @@ impl<'a, E> MatrixRef<'a, E> {
         self.dim
     }
 
+    /// All rows, one after the other.
+    pub(crate) fn as_slice(&self) -> &'a [E] {
+        self.data
+    }
+
     /// One row.
     ///
     /// # Panics

@@ -139,7 +139,7 @@ impl WithKernel for Tile {
         let mut hits = Hits::new(K::MR, K::NR);
         Ok(Box::new(move || {
             let panel = QueryPanel { codes: query.panel(0), bars: &bars };
-            kernel.scan(&panel, &packed.run(0, panels, Visit::All), &mut hits);
+            kernel.scan(&panel, &packed.run(0, panels, Visit::All).expect("they lie in memory"), &mut hits);
             (2 * K::MR * rows * dim) as f64
         }))
     }

@@ -206,6 +206,14 @@ impl Problem {
         if has_int8 && self.dim <= LARGEST_INT8_DIM { Filter::Int8 } else { Filter::Float32 }
     }
 
+    /// The filter that wants panels, if any does.
+    pub(crate) fn filter_of_panels(&self, level: Level) -> Option<Filter> {
+        match self.filter(level) {
+            Filter::Direct | Filter::Bare => None,
+            packed => Some(packed),
+        }
+    }
+
     /// The filter to begin with for ranks.
     pub(crate) fn rank_filter(&self, level: Level) -> Filter {
         match self.filter(level) {

@@ -23,7 +23,7 @@ use rayon::prelude::*;
 use crate::arch::{self, WithKernel};
 use crate::bound::{Floor, sure_bar};
 use crate::cancel::{Filter, Monitor};
-use crate::error::{Argument, Error, Result, try_vec};
+use crate::error::{Error, Result, try_vec};
 use crate::kernel::{Bars, Hits, Kernel, QueryPanel, Visit};
 use crate::level::Simd;
 use crate::kept::{Panels, References};
@@ -98,7 +98,7 @@ impl<'a, E: Element> RadiusSearch<'a, E> {
     /// # Errors
     /// [`Error::BadRadius`], [`Error::DimensionMismatch`] and [`Error::ReferenceLacksQueries`].
     pub fn new(query: MatrixRef<'a, E>, reference: MatrixRef<'a, E>, options: RadiusOptions) -> Result<Self> {
-        Self::of_parts(query.into(), vec![References { rows: reference, kept: None }], options)
+        Self::of_parts(query.into(), vec![References::passing(reference)], options)
     }
 
     /// The same for references in parts.
@@ -172,6 +172,7 @@ impl<'a, E: Element> RadiusSearch<'a, E> {
         if nothing {
             // Nothing to search, but what was passed must still be good.
             for part in &self.parts {
+                part.verify(0..part.rows.rows())?;
                 check_finite(part.rows, problem.threads)?;
             }
             return join(Vec::new(), self.query.rows(), with_values, problem.threads);
@@ -321,6 +322,7 @@ impl<E: Element> Job<'_, E> {
     fn run<T: Send>(&self, last: impl Fn(Vec<Vec<Found>>) -> Result<T> + Sync) -> Result<Vec<T>> {
         let filter = match self.problem.filter(self.options.simd.level()) {
             Filter::Direct => {
+                self.references.verify(0..self.references.rows.rows())?;
                 check_finite(self.references.rows, self.problem.threads)?;
                 let plan = self.plan(Filter::Direct);
                 return self.run_tasks(&plan, |queries, split| self.scan_direct(&plan, queries, split), last);
@@ -379,6 +381,7 @@ impl<E: Element> Job<'_, E> {
             return Ok(());
         }
         let prepared = Prepared::of_wide::<E>(self.options.metric, self.query.widen(query, &mut scratch.query));
+        self.references.verify_each(&scratch.rows)?;
         let references = self.references.rows;
         score(self.options.simd, &prepared, references, &scratch.rows, &mut scratch.wide, &mut scratch.values);
         let scored = scratch.rows.iter().zip(&scratch.values).filter(|(_, value)| self.edge.holds(**value));
@@ -559,7 +562,7 @@ impl<E: Element, K: Kernel> FilteredTask<'_, E, K> {
             bars.open(m, limits[first + m].out, query.terms[first + m]);
         }
         let panel = QueryPanel { codes: query.panel(group), bars: &bars };
-        self.kernel.scan(&panel, &self.packed.run(panels.start, panels.end, Visit::All), hits);
+        self.kernel.scan(&panel, &self.packed.run(panels.start, panels.end, Visit::All)?, hits);
         for m in 0..K::MR {
             let (rows, keys) = hits.take(m);
             if m >= lanes {

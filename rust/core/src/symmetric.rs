@@ -208,8 +208,8 @@ impl<'a, E: Element, K: Kernel> SelfSearch<'a, E, K> {
                         bars.open(m, block[i].floor, side.packed.terms[i]);
                     }
                     let panel = QueryPanel { codes: side.packed.panel(group), bars: &bars };
-                    self.kernel.scan(&panel, &self.packed.run(at, until, Visit::All), &mut buffers.hits);
-                    self.score(side, group, &others, buffers);
+                    self.kernel.scan(&panel, &self.packed.run(at, until, Visit::All)?, &mut buffers.hits);
+                    self.score(side, group, &others, buffers)?;
                     for &(i, row, value) in &buffers.found {
                         block[i as usize].nearest.push(Neighbour::new::<E::Output>(self.job.metric(), value, row));
                     }
@@ -253,9 +253,9 @@ impl<'a, E: Element, K: Kernel> SelfSearch<'a, E, K> {
                         columns.open(m, offset, terms);
                     }
                     let panel = QueryPanel { codes: side.packed.panel(group), bars: &bars };
-                    let run = self.packed.run(run.start, run.end, Visit::All);
+                    let run = self.packed.run(run.start, run.end, Visit::All)?;
                     (self.scan_both)(self.kernel, &panel, &run, &columns, &mut buffers.hits);
-                    self.score(&side, group, &rows, &mut buffers);
+                    self.score(&side, group, &rows, &mut buffers)?;
                     if buffers.found.len() > MOST_FOUND {
                         self.enter_both(&side, &rows, (&blocks[i], &blocks[j]), &mut buffers.found);
                     }
@@ -293,7 +293,7 @@ impl<'a, E: Element, K: Kernel> SelfSearch<'a, E, K> {
     }
 
     /// Form the values of the pairs that were reported, those of other rows than `others` and of a row with itself left out.
-    fn score(&self, side: &Side<K>, group: usize, others: &Range<usize>, buffers: &mut Buffers<E>) {
+    fn score(&self, side: &Side<K>, group: usize, others: &Range<usize>, buffers: &mut Buffers<E>) -> Result<()> {
         let first = group * K::MR;
         let lanes = K::MR.min(side.rows.len() - first);
         let mut scored = 0;
@@ -313,11 +313,12 @@ impl<'a, E: Element, K: Kernel> SelfSearch<'a, E, K> {
             scratch.rows.clear();
             let counts = |row: usize| others.contains(&row) && row != side.rows.start + i;
             scratch.rows.extend(rows.iter().filter(|&&row| counts(row as usize)));
-            self.job.score(&side.prepared[i], scratch);
+            self.job.score(&side.prepared[i], scratch)?;
             scored += scratch.rows.len();
             buffers.found.extend(scratch.rows.iter().zip(&scratch.values).map(|(&row, &value)| (i as u32, row, value)));
         }
         self.job.monitor.tally(scored as u64, 0);
+        Ok(())
     }
 }
 
@@ -387,7 +388,7 @@ mod tests {
             for (at, i) in queries.clone().enumerate() {
                 scratch.rows.clear();
                 scratch.rows.extend(all.iter().filter(|&&row| row as usize != i));
-                job.score(&Prepared::new(metric, query.row(i)), &mut scratch);
+                job.score(&Prepared::new(metric, query.row(i)), &mut scratch).expect("in memory");
                 let mut wanted: Vec<Neighbour> = (scratch.rows.iter().zip(&scratch.values))
                     .map(|(&row, &value)| Neighbour::new::<E::Output>(metric, value, row))
                     .collect();

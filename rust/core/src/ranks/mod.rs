@@ -591,7 +591,7 @@ impl<E: Element, K: Kernel> FilteredTask<'_, E, K> {
                     bars.open(m, f32::NEG_INFINITY, query.terms[i]);
                 }
                 let panel = QueryPanel { codes: query.panel(group), bars: &bars };
-                self.kernel.scan(&panel, &self.packed.run(start, end, Visit::All), &mut buffers.hits);
+                self.kernel.scan(&panel, &self.packed.run(start, end, Visit::All)?, &mut buffers.hits);
                 for m in 0..K::MR {
                     let i = lanes.start + m;
                     if i < lanes.end {
