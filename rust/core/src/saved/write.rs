@@ -109,7 +109,7 @@ pub fn write(
     sink.out.get_ref().sync_all().map_err(failed)?;
     monitor.check()?;
     drop(sink);
-    temporary.replace(&target).map_err(failed)
+    temporary.replace(&target).map_err(|error| Error::file(path, "put the new file in its place", &error))
 }
 
 /// Everything about the file that is known before a number is read.
