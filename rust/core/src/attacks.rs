@@ -130,7 +130,8 @@ fn attack_turned<E: Element>(metric: Metric, queries: usize, refs: MatrixRef<'_,
     let all: Vec<u32> = (0..count as u32).collect();
     for simd in Level::available().into_iter().filter_map(Simd::new) {
         let frame = Frame::choose(simd, metric, refs);
-        let shifts = PackedQuery::<arch::scalar::ScalarF32>::pack(simd, &frame, refs.into(), &all).expect("finite").shifts;
+        let shifts =
+            PackedQuery::<arch::scalar::ScalarF32>::pack(simd, &frame, refs.into(), &all).expect("finite").shifts;
         let roundoff = <E::Output as Output>::UNIT_ROUNDOFF;
         let values: Vec<Vec<f64>> = (0..count)
             .map(|j| {
@@ -250,7 +251,8 @@ fn attack<E: Element>(metric: Metric, query: MatrixRef<'_, E>, refs: MatrixRef<'
     for simd in Level::available().into_iter().filter_map(Simd::new) {
         let frame = Frame::choose(simd, metric, refs);
         // The queries' shifts do not depend on the kernel.
-        let shifts = PackedQuery::<arch::scalar::ScalarF32>::pack(simd, &frame, query.into(), &rows).expect("finite").shifts;
+        let shifts =
+            PackedQuery::<arch::scalar::ScalarF32>::pack(simd, &frame, query.into(), &rows).expect("finite").shifts;
         for Keys { kernel, key, error } in keys_at(simd, metric, &frame, query, refs) {
             for i in 0..query.rows() {
                 let mut values = Vec::new();
@@ -419,7 +421,8 @@ fn a_symmetric_tile_is_no_blunter_than_two() {
     for simd in Level::available().into_iter().filter_map(Simd::new) {
         let frame = Frame::choose(simd, metric, refs);
         let all: Vec<u32> = (0..64).collect();
-        let shifts = PackedQuery::<arch::scalar::ScalarF32>::pack(simd, &frame, refs.into(), &all).expect("finite").shifts;
+        let shifts =
+            PackedQuery::<arch::scalar::ScalarF32>::pack(simd, &frame, refs.into(), &all).expect("finite").shifts;
         let floors: Vec<f32> = shifts
             .iter()
             .map(|&(shift, size)| Floor::new(metric, 128, shift, size, frame.scale2(), 0.0).below_value(1.0))

@@ -378,8 +378,7 @@ impl<'a, E: Element> WithKernel for Filtered<'a, E> {
 
     fn run<K: Kernel + 'static>(self, kernel: K) -> Self::Output {
         let Self { job, filter, queries, out } = self;
-        let panels =
-            job.references.panels::<K>(job.options.simd, job.metric(), job.problem.threads, job.monitor)?;
+        let panels = job.references.panels::<K>(job.options.simd, job.metric(), job.problem.threads, job.monitor)?;
         let Panels { frame, packed } = &*panels;
         let search = |queries: Range<usize>, out: Out<'_, E>| {
             let plan = job.plan(&queries, filter);

@@ -189,10 +189,7 @@ impl Problem {
             || !self.metric.is_filterable()
         {
             Filter::Direct
-        } else if self.queries <= BARE_QUERIES
-            && !self.packed
-            && !self.double
-            && self.metric.geometry() != Geometry::Lp
+        } else if self.queries <= BARE_QUERIES && !self.packed && !self.double && self.metric.geometry() != Geometry::Lp
         {
             Filter::Bare
         } else {

@@ -24,9 +24,9 @@ use crate::arch::{self, WithKernel};
 use crate::bound::{Floor, sure_bar};
 use crate::cancel::{Filter, Monitor};
 use crate::error::{Error, Result, try_vec};
+use crate::kept::{Panels, References};
 use crate::kernel::{Bars, Hits, Kernel, QueryPanel, Visit};
 use crate::level::Simd;
-use crate::kept::{Panels, References};
 use crate::matrix::{Element, MatrixRef, Output, QueryRef};
 use crate::metric::Metric;
 use crate::order::Neighbour;
@@ -180,8 +180,7 @@ impl<'a, E: Element> RadiusSearch<'a, E> {
         monitor.begin(problem.pairs());
         let (query, options, mirrored) = (self.query, &self.options, self.is_mirrored());
         let job = |references: References<'a, E>, first_row| {
-            let problem =
-                Problem { references: references.rows.rows(), packed: references.kept.is_some(), ..problem };
+            let problem = Problem { references: references.rows.rows(), packed: references.kept.is_some(), ..problem };
             Job { query, references, options, edge, problem, monitor, mirrored, first_row }
         };
         if let [part] = self.parts[..] {
@@ -571,8 +570,9 @@ impl<E: Element, K: Kernel> FilteredTask<'_, E, K> {
             let i = first + m;
             let (number, sure) = (self.queries.start + i, limits[i].sure);
             // Panels are padded with rows that do not exist.
-            let exists =
-                |row: u32| (row as usize) < self.job.references.rows.rows() && !self.job.is_left_out(number, row as usize);
+            let exists = |row: u32| {
+                (row as usize) < self.job.references.rows.rows() && !self.job.is_left_out(number, row as usize)
+            };
             scratch.rows.clear();
             if sure == f32::INFINITY {
                 scratch.rows.extend(rows.iter().filter(|row| exists(**row)));

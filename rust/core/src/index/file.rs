@@ -1,7 +1,7 @@
 //! An index to a file and back.
 //!
 //! ```text
-//! texts:   metric, p, columns, parts, and for part i: `i.codes`, the name of its panels' codes, if it has panels
+//! texts:   dtype, metric, p, columns, parts, and for part i: `i.codes`, the name of its panels' codes, if it has panels
 //! tensors: `i.rows` [rows][columns], and beside it what `pack/stored.rs` and `kept.rs` say of panels
 //! ```
 
@@ -17,7 +17,18 @@ use crate::level::Simd;
 use crate::matrix::{Element, check_row_count};
 use crate::metric::Metric;
 use crate::pack::stored::mapped;
-use crate::saved::{self, Saved, Stored, Tensor};
+use crate::saved::{self, Dtype, Saved, Stored, Tensor};
+
+/// The name of the rows' type in the file.
+fn dtype_name<E: Stored>() -> Result<&'static str> {
+    match E::DTYPE {
+        Dtype::F16 => Ok("float16"),
+        Dtype::BF16 => Ok("bfloat16"),
+        Dtype::F32 => Ok("float32"),
+        Dtype::F64 => Ok("float64"),
+        other => Err(Error::Panic(format!("an index of {other:?}"))),
+    }
+}
 
 impl<E: Element + Stored> Index<E> {
     /// Write the index to `path`, whatever was there before; see [`saved`] for what an interruption leaves.
@@ -27,6 +38,7 @@ impl<E: Element + Stored> Index<E> {
     pub fn save(&self, path: &Path, simd: Simd, threads: usize, monitor: &Monitor) -> Result<()> {
         let parts = self.snapshot().parts;
         let mut texts = BTreeMap::from([
+            ("dtype".to_owned(), dtype_name::<E>()?.to_owned()),
             ("metric".to_owned(), self.metric.name().to_owned()),
             ("columns".to_owned(), self.dim.to_string()),
             ("parts".to_owned(), parts.len().to_string()),
@@ -47,9 +59,9 @@ impl<E: Element + Stored> Index<E> {
             // In pieces: what is read from another file is verified on the way.
             let rows = move |push: saved::Push<'_, E>| {
                 let step = (saved::BLOCK / (dim * size_of::<E>())).max(1);
-                (0..part.rows()).step_by(step).try_for_each(|start| {
-                    push(part.range(start..(start + step).min(part.rows()))?)
-                })
+                (0..part.rows())
+                    .step_by(step)
+                    .try_for_each(|start| push(part.range(start..(start + step).min(part.rows()))?))
             };
             tensors.push(Tensor::new(format!("{i}.rows"), &[part.rows(), dim], rows));
             if let Some(form) = form {
@@ -78,7 +90,8 @@ impl<E: Element + Stored> Index<E> {
             None => None,
         };
         let metric = text("metric")?;
-        let metric = Metric::parse(metric, p).map_err(|_| bad("a metric that this version knows".to_owned(), metric))?;
+        let metric =
+            Metric::parse(metric, p).map_err(|_| bad("a metric that this version knows".to_owned(), metric))?;
         let dim = number("columns")?;
         let index = Self::new(dim, metric).map_err(|_| bad("at least one column".to_owned(), "none"))?;
         let mut parts = Vec::new();
@@ -95,7 +108,7 @@ impl<E: Element + Stored> Index<E> {
                 prefix: format!("{i}."),
                 codes_name: codes_name.clone(),
             });
-            parts.push(Arc::new(Part::mapped(numbers, rows, dim, filed)));
+            parts.push(Arc::new(Part::mapped(numbers, rows, dim, filed, index.sealed_rows)));
             total = total.saturating_add(rows);
         }
         check_row_count(total, Argument::Reference)?;

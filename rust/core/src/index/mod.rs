@@ -1,7 +1,7 @@
 //! References that are prepared once and searched many times.
 //!
 //! ```text
-//! add ──few rows──> the open part: rows only, until there are SEALED_ROWS of them
+//! add ──few rows──> the open part: rows only, until there are `sealed_rows` of them
 //!     └─many rows─> a part of its own, packed at once
 //! search, radius ──snapshot of the parts──> blocks.rs, radius.rs: part after part, with the panels that are kept of it
 //! remove ──> parts that lose rows are made anew, the others stay as they are
@@ -38,6 +38,8 @@ const SEALED_ROWS: usize = 8192;
 pub struct Index<E: Element + Stored> {
     metric: Metric,
     dim: usize,
+    /// From so many rows on a part is packed.
+    sealed_rows: usize,
     parts: RwLock<Vec<Arc<Part<E>>>>,
 }
 
@@ -50,7 +52,13 @@ impl<E: Element + Stored> Index<E> {
         if dim == 0 {
             return Err(Error::NoColumns(Argument::Reference));
         }
-        Ok(Self { metric, dim, parts: RwLock::default() })
+        Ok(Self { metric, dim, sealed_rows: SEALED_ROWS, parts: RwLock::default() })
+    }
+
+    /// The same with parts that are packed from `rows` rows on; it changes no answer.
+    #[must_use]
+    pub fn sealed_at(self, rows: usize) -> Self {
+        Self { sealed_rows: rows, ..self }
     }
 
     /// What is measured.
@@ -92,13 +100,13 @@ impl<E: Element + Stored> Index<E> {
             return Err(Error::DimensionMismatch { query: self.dim, reference: rows.dim() });
         }
         check_finite(rows, threads)?;
-        let check_total = |parts: &[Arc<Part<E>>]| {
-            check_row_count(rows_of(parts).saturating_add(rows.rows()), Argument::Reference)
-        };
+        let check_total =
+            |parts: &[Arc<Part<E>>]| check_row_count(rows_of(parts).saturating_add(rows.rows()), Argument::Reference);
         check_total(&self.read())?;
-        if rows.rows() >= SEALED_ROWS {
+        if rows.rows() >= self.sealed_rows {
             // Packed before anybody sees it, and outside the lock.
-            let part = Part::sealed(rows, self.metric, simd, threads, monitor)?;
+            let part = Part::new(rows, self.sealed_rows)?;
+            part.pack(self.metric, simd, threads, monitor)?;
             let mut parts = self.write();
             check_total(&parts)?;
             parts.push(Arc::new(part));
@@ -107,7 +115,7 @@ impl<E: Element + Stored> Index<E> {
             check_total(&parts)?;
             match parts.last_mut().filter(|last| last.is_open()) {
                 Some(open) => Part::append(open, rows)?,
-                None => parts.push(Arc::new(Part::open(rows)?)),
+                None => parts.push(Arc::new(Part::new(rows, self.sealed_rows)?)),
             }
         }
         Ok(())
@@ -216,12 +224,7 @@ impl<E: Element + Stored> Snapshot<E> {
     ///
     /// # Errors
     /// As for [`crate::Search`], and [`Error::BadFile`] where a file that the rows are mapped from is damaged.
-    pub fn search(
-        &self,
-        query: QueryRef<'_, E>,
-        options: Options,
-        monitor: &Monitor,
-    ) -> Result<Neighbours<E::Output>> {
+    pub fn search(&self, query: QueryRef<'_, E>, options: Options, monitor: &Monitor) -> Result<Neighbours<E::Output>> {
         let options = Options { metric: self.metric, ..options };
         if query.dim() != self.dim {
             return Err(Error::DimensionMismatch { query: query.dim(), reference: self.dim });

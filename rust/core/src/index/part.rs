@@ -3,7 +3,6 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::SEALED_ROWS;
 use crate::arch::{self, WithKernel};
 use crate::cancel::Monitor;
 use crate::error::{Argument, Error, Result, try_vec};
@@ -20,7 +19,9 @@ pub(super) struct Part<E> {
     numbers: Numbers<E>,
     rows: usize,
     dim: usize,
-    /// `None` while the part is open.
+    /// From so many rows on it takes no more.
+    sealed_rows: usize,
+    /// `None` while it takes more.
     kept: Option<Kept>,
 }
 
@@ -33,38 +34,31 @@ enum Numbers<E> {
 const ROWS: &str = "the rows of the index";
 
 impl<E: Element + Stored> Part<E> {
-    /// A part that takes more rows.
-    pub(super) fn open(rows: MatrixRef<'_, E>) -> Result<Self> {
+    /// A part that takes more rows until there are `sealed_rows`.
+    pub(super) fn new(rows: MatrixRef<'_, E>, sealed_rows: usize) -> Result<Self> {
         let mut numbers = try_vec(rows.rows() * rows.dim(), ROWS)?;
         numbers.extend_from_slice(rows.as_slice());
-        Ok(Self::of(Numbers::Owned(numbers), rows.rows(), rows.dim()))
-    }
-
-    /// A part of many rows, packed for the kernel that searches of this level begin with.
-    pub(super) fn sealed(
-        rows: MatrixRef<'_, E>,
-        metric: Metric,
-        simd: Simd,
-        threads: usize,
-        monitor: &Monitor,
-    ) -> Result<Self> {
-        let part = Self::open(rows)?;
-        part.pack(metric, simd, threads, monitor)?;
-        Ok(part)
+        Ok(Self::of(Numbers::Owned(numbers), rows.rows(), rows.dim(), sealed_rows))
     }
 
     /// A part whose rows lie in a file, and its panels if it has any.
-    pub(super) fn mapped(numbers: Mapped<E>, rows: usize, dim: usize, filed: Option<Filed>) -> Self {
-        let mut part = Self::of(Numbers::Mapped(numbers), rows, dim);
+    pub(super) fn mapped(
+        numbers: Mapped<E>,
+        rows: usize,
+        dim: usize,
+        filed: Option<Filed>,
+        sealed_rows: usize,
+    ) -> Self {
+        let mut part = Self::of(Numbers::Mapped(numbers), rows, dim, sealed_rows);
         if let Some(filed) = filed {
             part.kept = Some(Kept::filed(filed));
         }
         part
     }
 
-    fn of(numbers: Numbers<E>, rows: usize, dim: usize) -> Self {
-        let kept = (rows >= SEALED_ROWS).then(Kept::default);
-        Self { numbers, rows, dim, kept }
+    fn of(numbers: Numbers<E>, rows: usize, dim: usize, sealed_rows: usize) -> Self {
+        let kept = (rows >= sealed_rows).then(Kept::default);
+        Self { numbers, rows, dim, sealed_rows, kept }
     }
 
     /// Make the panels that searches of this level begin with, unless they are there.
@@ -89,23 +83,22 @@ impl<E: Element + Stored> Part<E> {
         arch::with_filter(simd, metric, filter, packing)
     }
 
-    /// Append rows to an open part: in place, unless a search is looking at it. From [`SEALED_ROWS`] on it is closed.
+    /// Append rows to an open part: in place, unless a search is looking at it.
     pub(super) fn append(part: &mut Arc<Self>, rows: MatrixRef<'_, E>) -> Result<()> {
         let count = part.rows + rows.rows();
+        let sealed = count >= part.sealed_rows;
         if let Some(Self { numbers: Numbers::Owned(numbers), rows: so_far, kept, .. }) = Arc::get_mut(part) {
             let more = rows.as_slice();
-            numbers
-                .try_reserve(more.len())
-                .map_err(|_| Error::OutOfMemory { bytes: size_of_val(more), what: ROWS })?;
+            numbers.try_reserve(more.len()).map_err(|_| Error::OutOfMemory { bytes: size_of_val(more), what: ROWS })?;
             numbers.extend_from_slice(more);
             *so_far = count;
-            *kept = (count >= SEALED_ROWS).then(Kept::default);
+            *kept = sealed.then(Kept::default);
             return Ok(());
         }
         let mut numbers = try_vec(count * part.dim, ROWS)?;
         numbers.extend_from_slice(part.range(0..part.rows)?);
         numbers.extend_from_slice(rows.as_slice());
-        *part = Arc::new(Self::of(Numbers::Owned(numbers), count, part.dim));
+        *part = Arc::new(Self::of(Numbers::Owned(numbers), count, part.dim, part.sealed_rows));
         Ok(())
     }
 
@@ -116,7 +109,7 @@ impl<E: Element + Stored> Part<E> {
         for row in (0..self.rows).filter(|&row| !mask[row]) {
             numbers.extend_from_slice(self.range(row..row + 1)?);
         }
-        Ok(Self::of(Numbers::Owned(numbers), count, self.dim))
+        Ok(Self::of(Numbers::Owned(numbers), count, self.dim, self.sealed_rows))
     }
 
     pub(super) fn rows(&self) -> usize {

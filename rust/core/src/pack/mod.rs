@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rayon::prelude::*;
 
+use self::stored::Codes;
 use crate::bound::{LARGEST_NORM, TAU, U32};
 use crate::cancel::Monitor;
 use crate::error::{Argument, Error, Result, try_vec};
@@ -26,7 +27,6 @@ use crate::kernel::{Centred, Kernel, MAX_MR, MAX_RUN, PanelRun, PanelTerms, Quer
 use crate::level::{Simd, multiversion};
 use crate::matrix::{Element, MatrixRef, QueryRef, Wide};
 use crate::metric::{Geometry, Metric};
-use self::stored::Codes;
 use crate::rescore::{UnitScale, exponent, power_of_two, relative_error, unit_scale_of};
 
 /// Rows looked at to choose centre and scale.

@@ -64,19 +64,25 @@ impl Frame {
 impl<K: Kernel> PackedReference<K> {
     pub(crate) fn tensors<'a>(&'a self, prefix: &str, tensors: &mut Vec<Tensor<'a>>) {
         let panels = self.panels();
-        tensors.push(Tensor::new(format!("{prefix}codes"), &[panels, self.panel_len], move |push: Push<'_, K::Code>| {
-            let codes = self.codes.as_slice();
-            for panel in 0..panels {
-                let range = panel * self.panel_len..(panel + 1) * self.panel_len;
-                self.codes.verify(range.clone())?;
-                push(&codes[range])?;
-            }
-            Ok(())
-        }));
+        tensors.push(Tensor::new(
+            format!("{prefix}codes"),
+            &[panels, self.panel_len],
+            move |push: Push<'_, K::Code>| {
+                let codes = self.codes.as_slice();
+                for panel in 0..panels {
+                    let range = panel * self.panel_len..(panel + 1) * self.panel_len;
+                    self.codes.verify(range.clone())?;
+                    push(&codes[range])?;
+                }
+                Ok(())
+            },
+        ));
         let numbers = [("offsets", &self.offsets), ("scales", &self.scales)];
-        tensors.extend(numbers.map(|(name, numbers)| {
-            Tensor::of_slice(format!("{prefix}{name}"), &[panels, K::NR], numbers.as_slice())
-        }));
+        tensors.extend(
+            numbers.map(|(name, numbers)| {
+                Tensor::of_slice(format!("{prefix}{name}"), &[panels, K::NR], numbers.as_slice())
+            }),
+        );
         tensors.push(Tensor::new(format!("{prefix}terms"), &[panels, 3], |push: Push<'_, f32>| {
             self.terms.iter().try_for_each(|terms| push(&[terms.a, terms.b, terms.c]))
         }));
@@ -94,7 +100,13 @@ impl<K: Kernel> PackedReference<K> {
         };
         let numbers: Vec<f32> = read(saved, &format!("{prefix}terms"), &[panels, 3])?;
         let terms = numbers.as_chunks().0.iter().map(|&[a, b, c]| PanelTerms { a, b, c }).collect();
-        Ok(Self { codes: Codes::Mapped(codes), offsets: copied("offsets")?, scales: copied("scales")?, terms, panel_len })
+        Ok(Self {
+            codes: Codes::Mapped(codes),
+            offsets: copied("offsets")?,
+            scales: copied("scales")?,
+            terms,
+            panel_len,
+        })
     }
 }
 
