@@ -1,17 +1,17 @@
 """The search of the core's metrics on CUDA, MPS and other devices, with the core's own answers.
 
     query, reference, on one device
-        -> _Filter.kept:   blocks of references x blocks of queries, one product each
-                             an upper bound of every key; the k + margin largest are kept, across the blocks
-        -> _Filter.scored: float64 values of the rows kept, summed in the core's order; sorted by (value, row)
-                             certified: no bound left out reaches the k-th value
-        -> not certified   -> again with products in float64, where the device has them
-        -> still not       -> _core.knn on the CPU: ties at the edge, numbers out of range
+        -> _Filter._kept:   blocks of references x blocks of queries, one product each
+                              an upper bound of every key; the k + margin largest are kept, across the blocks
+        -> _Filter._scored: float64 values of the rows kept, as the core forms them; sorted by (value, row)
+                              certified: no bound left out reaches the k-th value
+        -> not certified    -> again with products in float64, where the device has them
+        -> still not        -> _core.knn on the CPU: ties at the edge, numbers out of range
 
-Nothing waits for the device until a pass is over: then one transfer says which queries are not certified. The bound is
-derived in docs/exactness.md ("The filter on devices"); it holds for sums in any order, and each product carries an entry
-that shows whether its factors were shortened (TF32, bfloat16), whatever the settings say. Any tensors can be searched,
-those in CPU memory too: that is how it is tested without a device.
+Nothing waits for the device until a pass is over; then one transfer says which queries are not certified. The bound is
+derived in docs/exactness.md ("The filter on devices"). It holds for sums in any order, and each product carries an
+entry that shows whether its factors were shortened (TF32, bfloat16), whatever the settings say. Any tensors can be
+searched, those in CPU memory too: that is how it is tested without a device.
 """
 
 from __future__ import annotations
@@ -19,22 +19,13 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from exactknn import _core
 from exactknn.distances.base import autocast_off
+from exactknn.evaluation._device_values import Values, norm_of, normalizes
 from exactknn.evaluation._support import NativeSupport, native_pair, without_self
-
-METRICS = (
-    "sqeuclidean",
-    "euclidean",
-    "normalized_sqeuclidean",
-    "normalized_euclidean",
-    "cosine_similarity",
-    "inner_product",
-)
 
 # Devices whose float64 arithmetic is IEEE's. Elsewhere the rows kept are measured on the CPU.
 _FLOAT64_DEVICES = ("cpu", "cuda")
@@ -55,7 +46,7 @@ _SAMPLE = 1024
 # Columns from which the sums of the bound do not hold in float32.
 _LONGEST = 1 << 18
 
-_LANES = 8
+# More than a float64 value loses by underflow.
 _TINY = 2.0**-960
 
 Scored = tuple[Tensor, Tensor, Tensor]
@@ -106,7 +97,7 @@ def search(
     Returns:
         ``(distances, indices)``, ``(n, k)``, on the device: float64 if a side is, else float32; int64.
     """
-    assert support.metric in METRICS, "the caller calls the distance otherwise"
+    assert support.metric is not None, "the caller calls the distance otherwise"
     n, device = len(query), query.device
     wide = torch.float64 in (query.dtype, reference.dtype)
     query, reference = query.detach(), reference.detach()
@@ -206,7 +197,7 @@ class _Filter:
     ) -> None:
         device, d = reference.device, reference.shape[1]
         self.metric, self.level, self.reference, self.k = metric, level, reference, k
-        self.unit_rows = metric.startswith(("normalized", "cosine"))
+        self.unit_rows = normalizes(metric)
         self.euclidean = metric.endswith("euclidean")
         others = len(reference) - exclude_self
         self.kept = min(k + 16 + k // 8, others)
@@ -215,10 +206,9 @@ class _Filter:
         self.home = device if exact else torch.device("cpu")
         self.wide = torch.float64 if exact else torch.float32
         self.noise = (d + 128) * (2.0**-53 if exact else 2.0**-24)
-        self.double = output == torch.float64
         self.output = output
         sample = self._widened(reference[:: max(1, len(reference) // _SAMPLE)]).nan_to_num()
-        self.centre = sample.median(dim=0).values
+        self.centre = sample.sort(dim=0).values[len(sample) // 2]  # the median, of any algorithm
         self.scale = _or_one((sample - self.centre).abs().amax())
 
     def __call__(self, query: Tensor, own: Tensor | None, room: int) -> Scored:
@@ -285,9 +275,9 @@ class _Filter:
     def _side(self, rows: Tensor, centre: Tensor | None, scale: Tensor) -> _Side:
         level, moved = self.level, self._widened(rows)
         plain = self.euclidean and not self.unit_rows
-        noise = 0 if plain else self.noise * _norm(moved / scale)
+        noise = 0 if plain else self.noise * norm_of(moved / scale)
         moved = (moved if centre is None else moved - centre) / scale
-        norm = _norm(moved)
+        norm = norm_of(moved)
         error = 4.25 * level.unit * norm + 1.0625 * noise + level.unit * level.tau
         size = 1.0625 * norm + error + level.tau
         usable = size <= level.largest
@@ -304,7 +294,7 @@ class _Filter:
             # A device without float64 may read subnormal numbers as zero. The row is kept whatever its key.
             largest = largest.masked_fill(largest < 2.0**-120, math.nan)
         rows = rows / _or_one(largest)
-        return rows / _or_one(_norm(rows).unsqueeze(1))
+        return rows / _or_one(norm_of(rows).unsqueeze(1))
 
     def _query_scale(self, query: Tensor) -> Tensor:
         """``(rows, 1)``: what queries are divided by where only references are centred; the same on every device."""
@@ -312,67 +302,30 @@ class _Filter:
             return query.new_ones((len(query), 1))
         return query.abs().amax(dim=1, keepdim=True).to(self.output).clamp(min=2.0**-100)
 
-    # --- float64 -----------------------------------------------------------------------------------------------------
-
     def _scored(self, query: Tensor, rows: Tensor, highest: Tensor, sound: Tensor, room: int) -> Scored:
-        device, home, d = query.device, self.home, query.shape[1]
+        device, home = query.device, self.home
         query, highest, sound, reference = (part.to(home) for part in (query, highest, sound, self.reference))
         rows = rows.to(home).sort(dim=1).values  # equal values keep this order
         room = min(room, _SCORED_BYTES)
-        squares, odd = [], []
-        for block in torch.split(reference, max(1, room // (32 * d))) if self.unit_rows else ():
-            square, outside = self._squares(block.double())
-            squares.append(square)
-            odd.append(outside)
-        norms = (torch.cat(squares), torch.cat(odd)) if squares else None
-        step = max(1, room // (32 * d * self.kept))
-        answers = []
-        for first in range(0, len(query), step):
-            part = slice(first, first + step)
-            answers.append(self._nearest(query[part], rows[part], reference, norms, highest[part], sound[part]))
-        values, found, certified = (torch.cat(parts).to(device) for parts in zip(*answers, strict=True))
-        return values, found, certified
+        values = Values(self.metric, reference, self.output, room)
+        step = values.rows_of(room, self.kept)
+        parts = [torch.split(whole, step) for whole in (query, rows, highest, sound)]
+        answers = [self._nearest(values, *block) for block in zip(*parts, strict=True)]
+        nearest, found, certified = (torch.cat(blocks).to(device) for blocks in zip(*answers, strict=True))
+        return nearest, found, certified
 
-    def _nearest(
-        self,
-        query: Tensor,
-        rows: Tensor,
-        reference: Tensor,
-        norms: tuple[Tensor, Tensor] | None,
-        highest: Tensor,
-        sound: Tensor,
-    ) -> Scored:
-        """The nearest of the rows kept, from ``(queries, kept, d)`` numbers."""
-        left, right = query.double(), reference[rows].double()
-        if norms is not None:
-            square, odd = self._squares(left)
-            squares, odd_rows = norms[0][rows], norms[1][rows]
-            sound = sound & ~odd & ~odd_rows.any(dim=1)
-            unit = left * _inverse_root(square).unsqueeze(1)
-        else:
-            unit = left
-        if self.euclidean:
-            difference = unit.unsqueeze(1) - (right * _inverse_root(squares).unsqueeze(2) if self.unit_rows else right)
-            squared = values = _lane_sum(difference.square())
-            if not self.metric.endswith("sqeuclidean"):
-                values = _root(squared)
-                if self.double and not self.unit_rows:
-                    sound = sound & ~_outside(squared, difference, -900, 1000).any(dim=1)
-        else:
-            values = _lane_sum(left.unsqueeze(1) * right)
-            sound = sound & values.isfinite().all(dim=1)
-            if self.unit_rows:
-                product = square.unsqueeze(1) * squares
-                values = torch.where(product == 0, 0, (values / _root(product)).clamp(-1, 1))
-            squared = values
-        rounded = values.to(self.output)
+    def _nearest(self, values: Values, query: Tensor, rows: Tensor, highest: Tensor, sound: Tensor) -> Scored:
+        """The nearest of the rows kept."""
+        measured = values.of(query, rows)
+        rounded = measured.values.to(self.output)
         # What float32 holds no more ranks by its float64 value.
         normal = rounded.isfinite() & (rounded.abs() >= torch.finfo(self.output).tiny)
-        ranked = torch.where(normal, rounded.double(), values)
+        ranked = torch.where(normal, rounded.double(), measured.values)
         order = (ranked if self.euclidean else -ranked).sort(dim=1, stable=True).indices[:, : self.k]
+        sound = sound & measured.as_core
         if not self.all_kept:
-            last = squared.gather(1, order[:, -1:]).squeeze(1)
-            sound = sound & self._certified(unit, self._query_scale(query), last, highest.double())
+            last = measured.before_root.gather(1, order[:, -1:]).squeeze(1)
+            sound = sound & self._certified(measured.query, self._query_scale(query), last, highest.double())
         return rounded.gather(1, order), rows.gather(1, order), sound
 
     def _certified(self, query: Tensor, scale: Tensor, last: Tensor, highest: Tensor) -> Tensor:
@@ -385,7 +338,7 @@ class _Filter:
             highest: ``(n,)``.
         """
         noise = 8 * (query.shape[1] / 2 + 64) * 2.0**-53
-        rounding = noise + 8 * (2.0**-53 if self.double else 2.0**-24)
+        rounding = noise + 8 * (2.0**-24 if self.output == torch.float32 else 2.0**-53)
         centre, unit = self.centre.to(self.home).double(), self.scale.to(self.home).double()
         if self.euclidean:
             square, key = (query - centre).square().sum(dim=1), 2 * unit.square() * highest
@@ -395,46 +348,8 @@ class _Filter:
             key = scale.squeeze(1).double() * unit * highest
             most = key + (query * centre).sum(dim=1)
             gap = last - most
-            room = rounding * (last.abs() + most.abs()) + noise * (_norm(query) * _norm(centre) + key.abs())
+            room = rounding * (last.abs() + most.abs()) + noise * (norm_of(query) * norm_of(centre) + key.abs())
         return gap > room + _TINY
-
-    def _squares(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """``(rows,)`` squared norms in float64, and where the core forms another one, in another range."""
-        squares = _lane_sum(rows.square())
-        return squares, _outside(squares, rows, -400, 400) & self.double
-
-
-def _lane_sum(terms: Tensor) -> Tensor:
-    """Sums over the last dimension in the order of the core: eight lanes, then a tree."""
-    whole = terms.shape[-1] // _LANES * _LANES
-    lanes = terms.new_zeros((*terms.shape[:-1], _LANES))
-    for start in range(0, whole, _LANES):
-        lanes += terms[..., start : start + _LANES]
-    lanes[..., : terms.shape[-1] - whole] += terms[..., whole:]
-    a, b, c, d, e, f, g, h = lanes.unbind(-1)
-    return ((a + e) + (c + g)) + ((b + f) + (d + h))
-
-
-def _outside(squares: Tensor, terms: Tensor, low: int, high: int) -> Tensor:
-    """Which sums of squares left a range between powers of two, other than sums of zeros."""
-    inside = (squares >= 2.0**low) & (squares <= 2.0**high)
-    return ~inside & (terms != 0).any(dim=-1)
-
-
-def _inverse_root(squares: Tensor) -> Tensor:
-    return torch.where(squares > 0, 1 / _root(squares), 0)
-
-
-def _root(squares: Tensor) -> Tensor:
-    """The square root, correctly rounded."""
-    if squares.device.type == "cpu":  # torch leaves it to a library there that misses the last bit at times
-        return torch.from_numpy(np.sqrt(squares.numpy()))
-    return squares.sqrt()
-
-
-def _norm(rows: Tensor) -> Tensor:
-    norm: Tensor = torch.linalg.vector_norm(rows, dim=-1)
-    return norm
 
 
 def _or_one(values: Tensor) -> Tensor:

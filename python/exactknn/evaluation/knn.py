@@ -25,6 +25,7 @@ from exactknn._retrieval import BLOCK_ELEMENTS, Groups, Ints, ranks_of
 from exactknn.distances import LpDistance
 from exactknn.distances.base import result_dtype
 from exactknn.evaluation import _device
+from exactknn.evaluation._device_values import METRICS as DEVICE_METRICS
 from exactknn.evaluation._support import (
     HALF_DTYPES,
     NativeSupport,
@@ -287,7 +288,7 @@ def _device_support(knn_func: CustomKNN | RustKNN, query: Tensor, reference: Ten
     if query.device.type == "cpu" or (isinstance(knn_func, CustomKNN) and knn_func.backend == "torch"):
         return None
     support = native_metric(knn_func.distance)
-    if support.metric not in _device.METRICS:
+    if support.metric not in DEVICE_METRICS:
         return None
     check_core_rows(query, reference, _NAMES)
     return support
