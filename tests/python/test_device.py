@@ -60,8 +60,8 @@ def by_the_core(metric, query, reference, k, exclude_self=False):
     return _core.knn(pair.query, pair.searched, k, metric, exclude_self=exclude_self, bfloat16=pair.bfloat16)
 
 
-def search(metric, query, reference, k, exclude_self=False, **options):
-    return _device.search(NativeSupport(metric, False, ""), query, k, reference, exclude_self, **options)
+def search(metric, query, reference, k, exclude_self=False):
+    return _device.search(NativeSupport(metric, False, ""), query, k, reference, exclude_self)
 
 
 def check(metric, query, reference, k, exclude_self=False):
@@ -165,17 +165,6 @@ def test_nothing_to_find():
         assert (distances.dtype, indices.dtype) == (torch.float32, torch.long)
     distances, indices = search("euclidean", torch.tensor([[3.0, 4.0]]), torch.zeros(1, 2), 1)
     assert (distances.tolist(), indices.tolist()) == ([[5.0]], [[0]])
-
-
-def test_a_block_of_queries_knows_its_own_rows(by_core):
-    reference = torch.cat([rows(100, 6), torch.ones(60, 6)])
-    wanted = by_the_core("sqeuclidean", reference, reference, 4, exclude_self=True)
-    for start in (0, 37, 90):
-        block = reference[start : start + 30]
-        distances, indices = search("sqeuclidean", block, reference, 4, exclude_self=True, first_row=start)
-        assert indices.numpy().tobytes() == wanted[1][start : start + 30].tobytes()
-        assert distances.numpy().tobytes() == wanted[0][start : start + 30].tobytes()
-    assert by_core == [20]  # the copies, as their ties go on
 
 
 def test_very_long_rows_are_the_cores(monkeypatch, by_core):

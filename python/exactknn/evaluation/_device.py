@@ -80,7 +80,6 @@ def search(
     reference: Tensor,
     exclude_self: bool,
     *,
-    first_row: int = 0,
     num_threads: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Find the ``k`` nearest references of each query, as the core does.
@@ -90,8 +89,7 @@ def search(
         query: ``(n, d)``, finite, floating, ``d`` at least 1.
         k: from 0 to the number of references that are not left out.
         reference: ``(m, d)``, likewise, on the same device.
-        exclude_self: query ``i`` is reference row ``first_row + i``, and left out.
-        first_row: see there.
+        exclude_self: query ``i`` is reference row ``i``, and left out.
         num_threads: of the core, for the queries that it has to answer.
 
     Returns:
@@ -106,12 +104,11 @@ def search(
     if n == 0 or k == 0:
         return distances, indices
     remaining = torch.arange(n, device=device)
-    own = remaining + first_row if exclude_self else None
     with torch.no_grad(), autocast_off(device.type):
         for level in _levels(device, query.shape[1], wide):
             rows = query if len(remaining) == n else query[remaining]
             find = _Filter(support.metric, level, reference, k, exclude_self, distances.dtype)
-            values, found, certified = _with_memory(device, find, rows, None if own is None else own[remaining])
+            values, found, certified = _with_memory(device, find, rows, remaining if exclude_self else None)
             distances[remaining], indices[remaining] = values, found
             remaining = remaining[~certified]  # here the device is waited for
             if len(remaining) == 0:
@@ -127,8 +124,8 @@ def search(
             num_threads=num_threads,
         )
         values, found = torch.from_numpy(answer[0]), torch.from_numpy(answer[1])
-        if own is not None:
-            values, found = without_self(values, found, own[remaining].cpu())
+        if exclude_self:
+            values, found = without_self(values, found, remaining.cpu())
         distances[remaining], indices[remaining] = values.to(device), found.to(device)
     return distances, indices
 

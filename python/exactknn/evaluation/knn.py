@@ -38,6 +38,7 @@ from exactknn.evaluation._support import (
     native_pair,
     native_support,
     prepare_for_torch,
+    same_memory,
     unsupported,
     without_self,
 )
@@ -217,10 +218,17 @@ def native_ranks(
 
     Returns:
         ``(start, stop, offsets, ranks)`` of each block, the last two as in `Hits`; ``None`` where the core does not
-        search with this distance or here.
+        search with this distance.
     """
     support = knn_func.native_support(query, reference)
-    return None if support.metric is None else _ranks(support, knn_func, query, reference, exclude_self, blocks)
+    if support.metric is None:
+        known = _device_support(knn_func, query, reference)
+        if known is None:
+            return None
+        # The core counts on copies in its own memory: a device would have to sort all references.
+        copy = query.cpu()
+        support, query, reference = known, copy, copy if same_memory(query, reference) else reference.cpu()
+    return _ranks(support, knn_func, query, reference, exclude_self, blocks)
 
 
 def _ranks(
@@ -256,28 +264,21 @@ def torch_blocks(
     step = knn_func.batch_size or max(1, BLOCK_ELEMENTS // max(len(reference), 1))
     for start in range(0, len(query), step):
         block = query[start : start + step]
-        _, indices = _search_with_torch(knn_func, block, k, reference, exclude_self, first_row=start)
+        _, indices = _torch_search(knn_func.distance, block, k, reference, exclude_self, None, first_row=start)
         yield start, start + len(block), indices
 
 
 def _search_with_torch(
-    knn_func: CustomKNN | RustKNN,
-    query: Tensor,
-    k: int,
-    reference: Tensor,
-    exclude_self: bool,
-    first_row: int = 0,
+    knn_func: CustomKNN | RustKNN, query: Tensor, k: int, reference: Tensor, exclude_self: bool
 ) -> Neighbours:
-    """What the core does not search; with ``exclude_self`` query ``i`` is reference row ``first_row + i``."""
+    """What the core does not search, on the tensors' device."""
     support = _device_support(knn_func, query, reference)
     if support is None:
-        return _torch_search(knn_func.distance, query, k, reference, exclude_self, knn_func.batch_size, first_row)
+        return _torch_search(knn_func.distance, query, k, reference, exclude_self, knn_func.batch_size)
     check_finite(query, _NAMES[0])
     check_finite(reference, _NAMES[1])
     threads = knn_func.num_threads if isinstance(knn_func, RustKNN) else None
-    distances, indices = _device.search(
-        support, query, k, reference, bool(exclude_self), first_row=first_row, num_threads=threads
-    )
+    distances, indices = _device.search(support, query, k, reference, bool(exclude_self), num_threads=threads)
     if isinstance(knn_func, CustomKNN):
         distances = distances.to(_values_dtype(support, query, reference))
     return distances, indices
