@@ -67,8 +67,8 @@ class MatchFinder:
     returns for it, as ``value <= threshold`` (or ``>=``) decides on that tensor.
 
     On the CPU, the distances that ``CustomKNN`` searches in the Rust core are measured there, by the same float64
-    values: the methods agree on every pair. Other distances and devices are measured by torch, in blocks; on a device the
-    values of ``CustomKNN`` may differ from these in the last digits.
+    values: the methods agree on every pair. Other distances and devices are measured by torch, in blocks; on a device
+    the values of ``CustomKNN`` may differ from these in the last digits.
 
     Args:
         distance: called as ``distance(query_block, ref_emb)`` for a matrix; ``is_inverted`` says whether larger is
