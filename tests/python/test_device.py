@@ -312,6 +312,8 @@ def test_the_share_of_free_memory(monkeypatch):
     assert {device: _device.free_bytes(torch.device(device)) for device in wanted} == wanted
     monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 11 << 30)
     assert _device.free_bytes(torch.device("mps")) == 1 << 16
+    monkeypatch.delattr(torch.mps, "recommended_max_memory")
+    assert _device.free_bytes(torch.device("mps")) == 1 << 28
 
 
 @pytest.mark.parametrize("room", [1 << 16, 1 << 18, 1 << 22])
@@ -348,7 +350,9 @@ def failing(times, error):
     return fail, seen
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("MPS: out of memory")])
+@pytest.mark.parametrize(
+    "error", [torch.cuda.OutOfMemoryError("CUDA out of memory."), RuntimeError("MPS: out of memory")]
+)
 def test_a_device_that_runs_out_of_memory_gets_half_the_block(monkeypatch, error):
     monkeypatch.setattr(_device, "free_bytes", lambda _: 1 << 20)
     fail, seen = failing(1, error)
@@ -362,8 +366,8 @@ def test_a_device_that_runs_out_of_memory_gets_half_the_block(monkeypatch, error
 
 def test_a_device_without_memory_is_an_error(monkeypatch):
     monkeypatch.setattr(_device, "free_bytes", lambda _: 1 << 20)
-    fail, seen = failing(99, torch.OutOfMemoryError("CUDA out of memory."))
-    with Products(fail), pytest.raises(torch.OutOfMemoryError):
+    fail, seen = failing(99, torch.cuda.OutOfMemoryError("CUDA out of memory."))
+    with Products(fail), pytest.raises(torch.cuda.OutOfMemoryError):
         search("sqeuclidean", rows(400, 8), rows(900, 8, seed=1), 4)
     assert len(seen) == 5  # 2**20 down to 2**16
 

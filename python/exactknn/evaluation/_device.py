@@ -146,9 +146,9 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         free = torch.cuda.mem_get_info(device)[0] + cached
-    elif device.type == "xpu":
+    elif device.type == "xpu" and hasattr(torch.xpu, "mem_get_info"):  # from torch 2.6 on
         free = torch.xpu.mem_get_info(device)[0]
-    elif device.type == "mps":
+    elif device.type == "mps" and hasattr(torch.mps, "recommended_max_memory"):  # from torch 2.5 on
         free = torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
     else:
         return _UNKNOWN_BYTES
