@@ -154,13 +154,14 @@ impl<E: Element + Stored> Index<E> {
         self.write().clear();
     }
 
-    /// Copies of the rows `start .. end`, one after the other.
+    /// Copies of the rows `start .. end`, one after the other; without an end, of all from `start` on.
     ///
     /// # Errors
     /// [`Error::BadArray`] unless they are rows of the index, [`Error::BadFile`], [`Error::OutOfMemory`].
-    pub fn copy(&self, start: usize, end: usize) -> Result<Vec<E>> {
+    pub fn copy(&self, start: usize, end: Option<usize>) -> Result<Vec<E>> {
         let parts = self.read().clone();
         let rows = rows_of(&parts);
+        let end = end.unwrap_or(rows);
         if start > end || end > rows {
             let wanted = format!("lie within the {rows} rows of the index");
             return Err(Error::BadArray { argument: "rows", wanted, given: format!("{start} to {end}") });
