@@ -164,13 +164,15 @@ pub(crate) struct Bars {
     /// [`QueryTerms::scale`] and [`QueryTerms::bias`] of each row.
     pub(crate) scale: [f32; MAX_MR],
     pub(crate) bias: [i32; MAX_MR],
+    /// Rows from this one on are closed.
+    pub(crate) rows: usize,
 }
 
 impl Bars {
     /// Bars that no key reaches.
     pub(crate) fn closed() -> Self {
         let zeros = [0.0; MAX_MR];
-        Self { floor: [f32::INFINITY; MAX_MR], alpha: zeros, beta: zeros, scale: zeros, bias: [0; MAX_MR] }
+        Self { floor: [f32::INFINITY; MAX_MR], alpha: zeros, beta: zeros, scale: zeros, bias: [0; MAX_MR], rows: 0 }
     }
 
     /// Hold row `m` against `floor`.
@@ -181,6 +183,7 @@ impl Bars {
         self.beta[m] = terms.beta;
         self.scale[m] = terms.scale;
         self.bias[m] = terms.bias;
+        self.rows = self.rows.max(m + 1);
     }
 
     /// Write the bars of all rows against a panel.

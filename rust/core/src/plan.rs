@@ -177,8 +177,10 @@ impl Problem {
     /// The filter to begin with.
     pub(crate) fn filter(&self, level: Level) -> Filter {
         let is_costly = self.metric.is_costly();
+        // Panels that are kept save few queries nothing but memory traffic, of which only codes need less than rows.
+        let packed = self.packed && self.packed_filter(level) == Filter::Int8;
         let direct_queries = match self.metric.geometry() {
-            _ if is_costly || self.packed => 0,
+            _ if is_costly || packed => 0,
             Geometry::Lp => LP_DIRECT_QUERIES,
             Geometry::Euclidean | Geometry::Dot => DIRECT_QUERIES,
         };
@@ -189,8 +191,7 @@ impl Problem {
             || !self.metric.is_filterable()
         {
             Filter::Direct
-        } else if self.queries <= BARE_QUERIES && !self.packed && !self.double && self.metric.geometry() != Geometry::Lp
-        {
+        } else if self.queries <= BARE_QUERIES && !packed && !self.double && self.metric.geometry() != Geometry::Lp {
             Filter::Bare
         } else {
             self.packed_filter(level)
