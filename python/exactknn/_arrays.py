@@ -200,13 +200,27 @@ def as_pair(query: Any, reference: Any = None) -> Pair:
     right = as_matrix(reference, "reference")
     if left.dtype_name == right.dtype_name:
         return Pair(left.array, right.array, left.bfloat16)
-    wide: type[np.floating[Any]] = np.float64 if "float64" in (left.dtype_name, right.dtype_name) else np.float32
-    return Pair(_widened(left, wide), _widened(right, wide), False)
+    wide = "float64" if "float64" in (left.dtype_name, right.dtype_name) else "float32"
+    return Pair(widened(left, wide), widened(right, wide), False)
 
 
 def widened(matrix: Matrix, dtype_name: str) -> npt.NDArray[Any]:
-    """The same values in float32 or float64, which must hold them."""
-    return _widened(matrix, np.float64 if dtype_name == "float64" else np.float32)
+    """The same values in a type that holds them: ``"float32"`` or ``"float64"``."""
+    single = matrix.array
+    if matrix.bfloat16:
+        # A bfloat16 is the upper half of a float32.
+        single = (single.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    wide = single.astype(dtype_name, copy=False)
+    if wide.dtype == np.float64 and single.dtype == np.float32:
+        # The calling thread may have been told to read subnormal numbers as zero. Integers are not: such a number is
+        # its 23 bits times 2**-149, and no step on the way to float64 is subnormal.
+        bits = single.view(np.uint32)
+        subnormal = ((bits & 0x7F80_0000) == 0) & ((bits & 0x007F_FFFF) != 0)
+        if subnormal.any():
+            found = bits[subnormal]
+            sign = np.where(found >> 31, -1.0, 1.0)
+            wide[subnormal] = sign * (found & 0x007F_FFFF).astype(np.float64) * 2.0**-149
+    return wide
 
 
 def rounded(matrix: Matrix, dtype_name: str, name: str) -> Matrix:
@@ -219,15 +233,14 @@ def rounded(matrix: Matrix, dtype_name: str, name: str) -> Matrix:
         return matrix
     if dtype_name in HELD_BY[matrix.dtype_name]:
         return Matrix(widened(matrix, dtype_name), False)
-    # Sums of two roundings are no rounding: each type is rounded in one step.
-    source = Matrix(matrix.array, False) if not matrix.bfloat16 else Matrix(_widened(matrix, np.float32), False)
-    to_bits, storage = _ROUNDING[dtype_name]
-    result = np.empty(source.array.shape, storage)
-    step = max(1, _ROUNDED_ELEMENTS // max(1, source.array.shape[1]))
+    source = widened(matrix, "float32") if matrix.bfloat16 else matrix.array
+    to_type, storage = _ROUNDING[dtype_name]
+    result = np.empty(source.shape, storage)
+    step = max(1, _ROUNDED_ELEMENTS // max(1, source.shape[1]))
     for start in range(0, len(result), step):
-        rows = source.array[start : start + step]
+        rows = source[start : start + step]
         with np.errstate(all="ignore"):
-            bits, is_infinite = to_bits(rows)
+            numbers, is_infinite = to_type(rows)
         beyond = is_infinite & np.isfinite(rows)
         if beyond.any():
             row, column = (int(place) for place in np.argwhere(beyond)[0])
@@ -235,7 +248,7 @@ def rounded(matrix: Matrix, dtype_name: str, name: str) -> Matrix:
                 f"{name} must hold values that {dtype_name} can hold, "
                 f"got {float(rows[row, column]):g} in row {start + row}, column {column}"
             )
-        result[start : start + step] = bits
+        result[start : start + step] = numbers
     return Matrix(result, dtype_name == "bfloat16")
 
 
@@ -257,42 +270,24 @@ def _to_float32(rows: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[n
 
 def _to_bfloat16(rows: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
     if rows.dtype == np.float64:
-        # To the 8 bits that a bfloat16 keeps, fewer where it is subnormal. The result is a float32 number.
+        # By way of float32 they would be rounded twice. So to the 8 bits that a bfloat16 keeps, fewer where it is
+        # subnormal; the result is a float32 number.
         fractions, exponents = np.frexp(rows)
         kept = 8 - np.maximum(-125 - exponents, 0)
-        rows = np.ldexp(np.rint(np.ldexp(fractions, kept)), exponents - kept)
-    single, _ = _to_float32(rows) if rows.dtype == np.float64 else (rows, None)
-    bits = single.view(np.uint32)
+        rows, _ = _to_float32(np.ldexp(np.rint(np.ldexp(fractions, kept)), exponents - kept))
+    bits = rows.view(np.uint32)
     # Half of the last place that stays, a little less where that place is even; a carry into the exponent is right.
     rounded_bits = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
-    upper = np.where(np.isnan(single), 0x7FC0, rounded_bits).astype(np.uint16)
+    upper = np.where(np.isnan(rows), 0x7FC0, rounded_bits).astype(np.uint16)
     return upper, (upper & 0x7FFF) == 0x7F80
 
 
-# How values come to a type, and how NumPy stores them.
+# How values come to a type, and what NumPy stores.
 _ROUNDING = {
     "float16": (_to_float16, np.float16),
     "float32": (_to_float32, np.float32),
     "bfloat16": (_to_bfloat16, np.uint16),
 }
-
-
-def _widened(matrix: Matrix, dtype: type[np.floating[Any]]) -> npt.NDArray[Any]:
-    single = matrix.array
-    if matrix.bfloat16:
-        # A bfloat16 is the upper half of a float32.
-        single = (single.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    wide = single.astype(dtype, copy=False)
-    if wide.dtype == np.float64 and single.dtype == np.float32:
-        # The calling thread may have been told to read subnormal numbers as zero. Integers are not: such a number is
-        # its 23 bits times 2**-149, and no step on the way to float64 is subnormal.
-        bits = single.view(np.uint32)
-        subnormal = ((bits & 0x7F80_0000) == 0) & ((bits & 0x007F_FFFF) != 0)
-        if subnormal.any():
-            found = bits[subnormal]
-            sign = np.where(found >> 31, -1.0, 1.0)
-            wide[subnormal] = sign * (found & 0x007F_FFFF).astype(np.float64) * 2.0**-149
-    return wide
 
 
 def _as_array(values: Any, name: str) -> tuple[npt.NDArray[Any], bool]:

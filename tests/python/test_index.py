@@ -203,6 +203,29 @@ def test_rows_are_rounded_once_to_nearest_even(dtype):
         assert np.signbit(found) == np.signbit(value)
 
 
+def test_rounding_for_a_caller_that_flushes_subnormals(run_python):
+    program = """
+import numpy as np, torch
+import exactknn
+
+values = np.array([[3e-40, -1e-39, 2e-38, 1e-45, 4e-46, 1.5]])
+
+def stored():
+    found = []
+    for dtype in ("float32", "float16", "bfloat16"):
+        for rows in (values, values.astype(np.float32)):
+            index = exactknn.Index(dtype=dtype)
+            index.add(rows)
+            found.append(index.rows())
+    return found
+
+before = stored()
+assert torch.set_flush_denormal(True)
+print([a.tobytes() for a in stored()] == [a.tobytes() for a in before], before[0].view(np.uint32)[0, 3:5].tolist())
+"""
+    assert run_python(program) == "True [1, 0]"
+
+
 @pytest.mark.parametrize("source", [np.float64, np.float32])
 @pytest.mark.parametrize(("dtype", "largest"), [("float16", 65504.0), ("bfloat16", 3.3895314e38)])
 def test_a_value_beyond_the_range_is_refused_by_row_and_column(source, dtype, largest):
