@@ -313,12 +313,7 @@ impl PyIndex {
 
     /// A copy of the rows `start` to `stop`, or to the last; bfloat16 as 16-bit patterns.
     #[pyo3(signature = (start, stop=None))]
-    fn copy(
-        &self,
-        py: Python<'_>,
-        start: &Bound<'_, PyAny>,
-        stop: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<Py<PyAny>> {
+    fn copy(&self, py: Python<'_>, start: &Bound<'_, PyAny>, stop: Option<&Bound<'_, PyAny>>) -> PyResult<Py<PyAny>> {
         let (start, stop) = (count("start", start)?, stop.map(|stop| count("stop", stop)).transpose()?);
         with_index!(&self.0, index, _E => copy(py, index, start, stop))
     }
