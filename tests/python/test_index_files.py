@@ -153,7 +153,7 @@ import numpy as np
 import exactknn
 
 index = exactknn.Index()
-index.add(np.random.default_rng(7).standard_normal((60_000, 64)).astype(np.float32))
+index.add(np.random.default_rng(7).standard_normal((150_000, 64)).astype(np.float32))
 
 def progress(fraction):
     print(fraction, flush=True)
@@ -184,7 +184,7 @@ def test_a_killed_save_leaves_the_old_file_or_the_new(tmp_path, lines):
     if index.dim == 3:
         assert_same(index.search(query, 5), old)
     else:
-        stored = np.random.default_rng(7).standard_normal((60_000, 64)).astype(np.float32)
+        stored = np.random.default_rng(7).standard_normal((150_000, 64)).astype(np.float32)
         assert_same(index.search(stored[:3], 4), exactknn.knn(stored[:3], stored, 4))
     # What a kill leaves behind is of a name that says whose it was.
     for name in os.listdir(tmp_path):
