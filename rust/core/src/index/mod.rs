@@ -134,15 +134,20 @@ impl<E: Element + Stored> Index<E> {
                 given: mask.len().to_string(),
             });
         }
-        let mut kept = try_vec(parts.len(), "the parts")?;
+        let mut kept: Vec<Arc<Part<E>>> = try_vec(parts.len(), "the parts")?;
         let mut rest = mask;
         for part in parts.iter() {
             let here;
             (here, rest) = rest.split_at(part.rows());
-            if !here.contains(&true) {
-                kept.push(Arc::clone(part));
-            } else if here.contains(&false) {
-                kept.push(Arc::new(part.without(here)?));
+            let part = match (here.contains(&true), here.contains(&false)) {
+                (false, _) => Arc::clone(part),
+                (true, true) => Arc::new(part.without(here)?),
+                (true, false) => continue,
+            };
+            match kept.last_mut().filter(|last| last.is_open() && part.is_open()) {
+                // What is left of several parts becomes one, so that small parts do not pile up.
+                Some(open) => Part::append(open, part.matrix()?)?,
+                None => kept.push(part),
             }
         }
         *parts = kept;
