@@ -136,7 +136,7 @@ class Index:
     # --- rows come and go ------------------------------------------------------------------------------------------
 
     def train(self, reference: Any, *, num_threads: int | None = None, progress: _Progress = None) -> None:
-        """Replace all rows by these, which may have another dimension. After an error the old ones are there.
+        """Replace all rows by these, which may have another dimension. After any error the old ones are there.
 
         Arguments and errors are those of `add`.
         """
@@ -148,7 +148,9 @@ class Index:
             self._native = native
 
     def add(self, reference: Any, *, num_threads: int | None = None, progress: _Progress = None) -> None:
-        """Append rows; they are numbered on from those that are there. After an error none has been appended.
+        """Append rows; they are numbered on from those that are there.
+
+        What is refused appends none. An interrupt, or what ``progress`` raises, may come when all of them are there.
 
         Args:
             reference: ``(m, d)``, of the kinds that `exactknn.knn` takes, finite.
@@ -183,7 +185,8 @@ class Index:
 
         Raises:
             TypeError: not bools.
-            ValueError: wrong shape, or not as many as there are rows.
+            ValueError: wrong shape, or not as many as there are rows; or the file that rows are mapped from is damaged.
+                Then all rows are there.
         """
         given = np.asarray(mask)
         if given.dtype != np.bool_:

@@ -455,6 +455,54 @@ def test_levels_and_threads_change_no_byte(level):
         assert_same(index.search(query, 10, num_threads=threads), wanted)
 
 
+@pytest.mark.parametrize("metric", ["sqeuclidean", "cosine", "chebyshev"])
+def test_an_index_packed_at_another_level(level, metric, tmp_path):
+    stored, query = rows(SEALED + 9, 16), rows(200, 16, seed=1)
+    index = Index(metric)
+    index.add(stored)
+    index.save(tmp_path / "index")
+    loaded = Index.load(tmp_path / "index")
+    for other in exactknn.available_simd_levels():
+        exactknn.set_simd_level(other)
+        for count in (1, 20, 200):
+            wanted = exactknn.knn(query[:count], stored, 10, metric=metric)
+            assert_same(index.search(query[:count], 10), wanted)
+            assert_same(loaded.search(query[:count], 10), wanted)
+
+
+def test_parts_that_lost_a_row_stay_packed():
+    parts = [rows(SEALED, 8, seed) for seed in range(3)]
+    index = Index()
+    for part in parts:
+        index.add(part)
+    held = np.concatenate(parts)
+    mask = np.zeros(len(held), bool)
+    mask[[5, SEALED + 5]] = True
+    index.remove(mask)
+    query = rows(300, 8, seed=9)
+    assert_same(index.search(query, 10), exactknn.knn(query, held[~mask], 10))
+    # At least a code for each number beside the rows themselves.
+    assert index.nbytes >= (held.itemsize + 1) * (held.size - 16)
+
+
+def test_what_is_left_of_many_parts():
+    parts = [rows(SEALED, 3, seed) for seed in range(4)]
+    index = Index()
+    for part in parts:
+        index.add(part)
+    held = np.concatenate(parts)
+    query = rows(50, 3, seed=9)
+    rng = np.random.default_rng(0)
+    for share in (0.6, 0.7, 0.9):
+        mask = rng.random(len(held)) < share
+        index.remove(mask)
+        held = held[~mask]
+        assert_same(index.search(query, 10), exactknn.knn(query, held, 10))
+        assert index.rows().tobytes() == held.tobytes()
+    index.add(parts[0])
+    assert_same(index.search(query, 10), exactknn.knn(query, np.concatenate([held, parts[0]]), 10))
+
+
 # --- copies -----------------------------------------------------------------------------------------------------------
 
 

@@ -1,5 +1,6 @@
 """Saved indexes: what is left by a kill, a full disk, or a bit that flipped."""
 
+import copy
 import json
 import os
 import signal
@@ -305,6 +306,26 @@ def test_a_flipped_bit_in_any_row_is_found(tmp_path):
     for position in (start, start + 300 * 48 - 1, start + 5000):
         path.write_bytes(flipped(contents, position, 7))
         assert outcome(path, query, wanted) == "refused"
+
+
+def test_damage_is_found_by_all_that_read_rows(tmp_path):
+    path = saved(tmp_path / "index", rows(300, 12))
+    contents = path.read_bytes()
+    path.write_bytes(flipped(contents, contents.index(rows(1, 12).tobytes()), 3))
+    index = Index.load(path)
+    for call in (
+        lambda: index.search(rows(1, 12), 1),
+        lambda: index.radius(rows(1, 12), 1),
+        lambda: index.rows(),
+        lambda: index.remove(np.arange(300) == 299),
+        lambda: index.add(rows(1, 12)),
+        lambda: index.save(tmp_path / "other"),
+        lambda: copy.copy(index),
+    ):
+        with pytest.raises(ValueError, match=f"{path}: wanted"):
+            call()
+    assert len(index) == 300
+    assert os.listdir(tmp_path) == ["index"]
 
 
 def test_a_flipped_bit_in_any_byte_of_the_header_is_found(tmp_path):
