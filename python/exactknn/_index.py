@@ -384,9 +384,7 @@ class Index:
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(  # type: ignore[misc]
-            state["metric"], state["dtype"], p=state["p"], num_threads=state["num_threads"]
-        )
+        Index.__init__(self, state["metric"], state["dtype"], p=state["p"], num_threads=state["num_threads"])
         if state["stored"] is not None:
             dtype, numbers = state["stored"]
             self._native = _core.Index(numbers.shape[1], self._metric, dtype, p=self._p)
