@@ -18,7 +18,7 @@ from typing import Any, Literal, overload
 import numpy as np
 import numpy.typing as npt
 
-from exactknn import _arrays, _core, _progress
+from exactknn import _arrays, _core, _large, _progress, _rows
 from exactknn._core import (
     __version__,
     available_simd_levels,
@@ -57,6 +57,7 @@ def knn(
     exclude_self: bool | None = None,
     num_threads: int | None = None,
     progress: bool | Callable[[float], object] | None = None,
+    max_memory: int | str | None = None,
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
     """Find the ``k`` exact nearest reference rows of each query row.
 
@@ -100,6 +101,20 @@ def knn(
     if num_threads is not None:
         num_threads = _arrays.as_count(num_threads, "num_threads", minimum=1)
     exclude_self = _whether_to_exclude_self(exclude_self, reference)
+    if max_memory is not None or _rows.is_stream(reference):
+        most = None if max_memory is None else _arrays.as_bytes(max_memory, "max_memory")
+        with _progress.reporting(progress) as report:
+            return _large.knn(
+                query,
+                reference,
+                count,
+                metric=metric,
+                p=p,
+                exclude_self=exclude_self,
+                num_threads=num_threads,
+                max_memory=most,
+                progress=report,
+            )
     pair = _arrays.as_pair(query, reference)
     if count is None:
         count = max(len(pair.searched) - exclude_self, 0)

@@ -79,7 +79,7 @@ _INT32_RESULTS = (".ivecs", ".ibin")
 
 Array = npt.NDArray[Any]
 # Refuses the shape and the type of an array, named by its path, before its values are read.
-_Check = Callable[[tuple[int, ...], np.dtype[Any], str], None]
+Check = Callable[[tuple[int, ...], np.dtype[Any], str], None]
 
 
 class FileError(ValueError):
@@ -96,6 +96,8 @@ class VectorFile:
         rows: number of vectors, at least 0.
         dimension: values of a vector, at least 1.
         dtype: type in which the values are searched, each of them exactly: float16, float32 or float64.
+        raw: the rows as they lie in the file: a matrix, or records of a row's dimension and its values.
+        offset: where the first row begins in the file, if the others follow it one behind the other, else None.
     """
 
     path: str
@@ -103,8 +105,8 @@ class VectorFile:
     rows: int
     dimension: int
     dtype: np.dtype[Any]
-    _values: Array
-    _row_dimensions: Array | None = None
+    raw: Array
+    offset: int | None = None
 
     def load(self) -> Array:
         """Return the vectors, shape (rows, dimension), of dtype `dtype` up to its byte order.
@@ -116,19 +118,28 @@ class VectorFile:
             FileError: a row of an ``.fvecs``, ``.bvecs`` or ``.ivecs`` file names another dimension than the first, or
                 one of an ``.ivecs`` file holds a value beyond 2**24.
         """
-        if self._row_dimensions is None:
-            return self._values if self._values.dtype.kind == "f" else self._values.astype(self.dtype)
+        if self.raw.dtype.kind == "f":
+            return self.raw
         vectors = np.empty((self.rows, self.dimension), dtype=self.dtype)
-        for start, stop in _blocks(self.rows, self._values.itemsize * self.dimension):
-            self._check_row_dimensions(start, stop)
-            self._check_exact(start, stop)
-            vectors[start:stop] = self._values[start:stop]
+        for start, stop in _blocks(self.rows, self.raw.nbytes // max(1, self.rows)):
+            vectors[start:stop] = self.values_of(self.raw[start:stop], start)
         return vectors
 
-    def _check_exact(self, start: int, stop: int) -> None:
-        if self._values.dtype.itemsize < 4 or self._values.dtype.kind == "f":
+    def values_of(self, raw: Array, start: int) -> Array:
+        """Return the values of rows as they lie in the file, the first of which is row ``start``.
+
+        Raises:
+            FileError: as `load`.
+        """
+        if raw.dtype.names is None:
+            return raw
+        self._check_row_dimensions(raw["dimension"], start)
+        self._check_exact(raw["values"], start)
+        return raw["values"]
+
+    def _check_exact(self, values: Array, start: int) -> None:
+        if values.dtype.itemsize < 4 or values.dtype.kind == "f":
             return
-        values = self._values[start:stop]
         wrong = np.argwhere((values > _FLOAT32_INTEGERS) | (values < -_FLOAT32_INTEGERS))
         if wrong.size:
             row, column = (int(i) for i in wrong[0])
@@ -137,25 +148,25 @@ class VectorFile:
                 f"wanted integers within 2**24 (are these ids?)"
             )
 
-    def _check_row_dimensions(self, start: int, stop: int) -> None:
-        assert self._row_dimensions is not None
-        wrong = np.flatnonzero(self._row_dimensions[start:stop] != self.dimension)
+    def _check_row_dimensions(self, dimensions: Array, start: int) -> None:
+        wrong = np.flatnonzero(dimensions != self.dimension)
         if wrong.size:
-            row = start + int(wrong[0])
+            row = int(wrong[0])
             raise FileError(
-                f"{self.path}: row {row} says it has {self._row_dimensions[row]} values, row 0 says {self.dimension}; "
+                f"{self.path}: row {start + row} says it has {dimensions[row]} values, row 0 says {self.dimension}; "
                 "all rows must have the same dimension"
             )
 
 
-def open_vectors(path: str) -> VectorFile:
+def open_vectors(path: str, most_bytes: float = math.inf) -> VectorFile:
     """Open a file of vectors, check its header against its size and map it into memory.
 
     Args:
         path: a file with one of `VECTOR_SUFFIXES`. ``file.npz:name`` chooses an array of an ``.npz`` with several.
+        most_bytes: the largest array of an ``.npz``, which is read and not mapped, that is taken.
 
     Raises:
-        FileError: the file is missing, empty, cut short, of an unknown kind, or holds no vectors.
+        FileError: the file is missing, empty, cut short, of an unknown kind, holds no vectors, or too many of them.
     """
     name, array_name = _split_array_name(path)
     source = Path(name)
@@ -169,10 +180,13 @@ def open_vectors(path: str) -> VectorFile:
         if suffix in (".npy", ".npz"):
             if suffix == ".npy":
                 values = _npy_array(source, path, size, _check_matrix)
+                # Its length is what the header says, so the array ends where the file does.
+                offset = size - values.nbytes if values.flags.c_contiguous else None
             else:
-                values = _npz_array(source, path, array_name, _check_matrix)
+                values = read_npz_array(source, path, array_name, _matrix_up_to(most_bytes))
+                offset = None
             rows, dimension = values.shape
-            return VectorFile(path, source, rows, dimension, _vector_dtype(values.dtype, path), values)
+            return VectorFile(path, source, rows, dimension, _vector_dtype(values.dtype, path), values, offset)
         if suffix in _VECS_VALUES:
             return _open_vecs(source, path, size, _VECS_VALUES[suffix])
         return _open_bin(source, path, size, suffix)
@@ -204,7 +218,7 @@ def read_labels(path: str) -> Array:
         if suffix == ".npy":
             labels = np.array(_npy_array(source, path, size, _check_labels))
         elif suffix == ".npz":
-            labels = _npz_array(source, path, array_name, _check_labels)
+            labels = read_npz_array(source, path, array_name, _check_labels)
         else:
             labels = _labels_of_lines(source, path, _fields if suffix == ".csv" else _lines)
     except OSError as error:
@@ -274,7 +288,7 @@ def _blocks(rows: int, row_bytes: int) -> list[tuple[int, int]]:
 # --- NumPy ---------------------------------------------------------------------------------------------------------
 
 
-def _npy_array(source: Path, path: str, size: int, check: _Check) -> Array:
+def _npy_array(source: Path, path: str, size: int, check: Check) -> Array:
     """Map the array of a file once ``check`` has not refused its shape and type."""
     with source.open("rb") as stream:
         head = stream.read(_NPY_HEADER_BYTES)
@@ -284,8 +298,19 @@ def _npy_array(source: Path, path: str, size: int, check: _Check) -> Array:
     return _map(source, dtype, offset, shape, "F" if fortran else "C")
 
 
-def _npz_array(source: Path, path: str, array_name: str | None, check: _Check) -> Array:
-    """Read one array of an archive; its members may be compressed, so they are read and not mapped."""
+def read_npz_array(source: Path, path: str, array_name: str | None, check: Check) -> Array:
+    """Read one array of an archive; its members may be compressed, so they are read and not mapped.
+
+    Args:
+        source: the file.
+        path: what the messages call it.
+        array_name: which array; None: the only one.
+        check: refuses the shape and the type of the array, given with ``path``, before its values are read.
+
+    Raises:
+        FileError: the archive or the array cannot be read.
+        OSError: nor can the file.
+    """
     try:
         with zipfile.ZipFile(source) as archive:
             member = _choose_member(archive, path, array_name)
@@ -316,7 +341,7 @@ def _choose_member(archive: zipfile.ZipFile, path: str, array_name: str | None) 
     return next(iter(members.values()))
 
 
-def _read_npz_member(stream: IO[bytes], path: str, member: zipfile.ZipInfo, check: _Check) -> Array:
+def _read_npz_member(stream: IO[bytes], path: str, member: zipfile.ZipInfo, check: Check) -> Array:
     head = stream.read(_NPY_HEADER_BYTES)
     shape, fortran, dtype, offset = _npy_header(head, path)
     check(shape, dtype, path)
@@ -375,6 +400,19 @@ def _check_matrix(shape: tuple[int, ...], dtype: np.dtype[Any], path: str) -> No
     _check_possible(shape, path)
     if shape[1] == 0:
         raise FileError(f"{path}: the vectors have dimension 0 (shape {shape})")
+
+
+def _matrix_up_to(most_bytes: float) -> Check:
+    def check(shape: tuple[int, ...], dtype: np.dtype[Any], path: str) -> None:
+        _check_matrix(shape, dtype, path)
+        size = math.prod(shape) * dtype.itemsize
+        if size > most_bytes:
+            raise FileError(
+                f"{path}: an array of an .npz file is read whole, and this one takes {size} bytes, more than allowed; "
+                "a .npy file is read in blocks"
+            )
+
+    return check
 
 
 def _check_possible(shape: tuple[int, ...], path: str) -> None:
@@ -439,13 +477,11 @@ def _open_vecs(source: Path, path: str, size: int, values: np.dtype[Any]) -> Vec
     record = np.dtype([("dimension", "<i4"), ("values", values, (dimension,))])
     rows, rest = divmod(size, record.itemsize)
     records = _map(source, record, 0, (rows,))
-    vectors = VectorFile(
-        path, source, rows, dimension, np.dtype(np.float32), records["values"], _row_dimensions=records["dimension"]
-    )
+    vectors = VectorFile(path, source, rows, dimension, np.dtype(np.float32), records, 0)
     if rest:
         # Either a row of another dimension stands before the end, or the last row is incomplete.
         for start, stop in _blocks(rows, record.itemsize):
-            vectors._check_row_dimensions(start, stop)
+            vectors._check_row_dimensions(records["dimension"][start:stop], start)
         raise FileError(
             f"{path}: row {rows} is cut short: it has {rest} bytes, a row of {dimension} values has {record.itemsize}"
         )
@@ -469,7 +505,7 @@ def _open_bin(source: Path, path: str, size: int, suffix: str) -> VectorFile:
     wanted = rows * dimension * values.itemsize
     _check_length(path, size - 8, wanted, f"{rows} rows of {dimension} {values.name} values", hint)
     result_dtype = np.dtype(np.float32)
-    return VectorFile(path, source, rows, dimension, result_dtype, _map(source, values, 8, (rows, dimension)))
+    return VectorFile(path, source, rows, dimension, result_dtype, _map(source, values, 8, (rows, dimension)), 8)
 
 
 def _check_dimension(dimension: int, source: Path, path: str) -> None:
