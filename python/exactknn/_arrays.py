@@ -89,7 +89,9 @@ def as_bytes(value: Any, name: str) -> int:
         return as_count(value, name, minimum=1)
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)B\s*|\s*(\d+)\s*", value, re.ASCII | re.IGNORECASE)
     if found is None or (found[3] and not found[2]):
-        raise ValueError(f"{name} must be a number of bytes, or a text such as '2GB', '512MiB' or '1.5 GB', got {value!r}")
+        raise ValueError(
+            f"{name} must be a number of bytes, or a text such as '2GB', '512MiB' or '1.5 GB', got {value!r}"
+        )
     if found[4]:
         count = int(found[4])
     else:

@@ -8,15 +8,15 @@
             add ──> the k nearest so far      (between two blocks: state, a checkpoint)
         result ──> rows of (distances, indices)
 
-The bytes of the result do not depend on the blocks: the core orders all rows by value and row number, and the k first of
-all rows are the k first of those of each part.
+The bytes of the result do not depend on the blocks: the core orders all rows by value and row number, and the k first
+of all rows are the k first of those of each part.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,8 +39,8 @@ _PACKED_BYTES = 4
 """The filter's copy of a value: float32 at most."""
 _TERM_BYTES = 64
 """Norms and the like that go with a packed row."""
-_CANDIDATE_BYTES = 16
-"""A neighbour that the core keeps: its rank in float64, its row."""
+_CANDIDATE_BYTES = 32
+"""A neighbour that the core keeps, its rank in float64 and its row, before and after a block."""
 
 Array = npt.NDArray[Any]
 
@@ -87,9 +87,7 @@ class LargeSearch:
         plan: from `plan`.
     """
 
-    def __init__(
-        self, queries: _rows.Rows, references: _rows.Rows | _rows.Stream, search: Search, plan: Plan
-    ) -> None:
+    def __init__(self, queries: _rows.Rows, references: _rows.Rows | _rows.Stream, search: Search, plan: Plan) -> None:
         self.dtype_name = _common_dtype(queries, references)
         self._queries = queries
         self._references = references
@@ -122,6 +120,40 @@ class LargeSearch:
             block.restore(state.ranks, state.candidates, state.rows)
         self._at = (state.first_query, block)
 
+    def state_shapes(self, first_query: int, rows: int) -> dict[str, tuple[np.dtype[Any], tuple[int, int]]]:
+        """Return type and shape of the arrays of a state at this place.
+
+        Raises:
+            ValueError: no search of these queries and references comes there.
+        """
+        n, part = self._queries.rows, self._plan.queries
+        if (
+            not 0 <= first_query <= n
+            or not 0 <= rows <= (self._references.rows or 0)
+            or (first_query % part and first_query < n)
+        ):
+            raise ValueError(f"query {first_query} and {rows} references are no place where a block ends")
+        queries = min(part, n - first_query) if rows else 0
+        floats, integers = np.dtype(np.float64), np.dtype(np.int64)
+        return {
+            "ranks": (floats, (queries, self.block_k)),
+            "candidates": (integers, (queries, self.block_k)),
+            "distances": (self._distances.dtype, (first_query, self._search.k)),
+            "indices": (integers, (first_query, self._search.k)),
+        }
+
+    @property
+    def fraction(self) -> float:
+        """The share of the work that is done, where the number of references is known."""
+        first, block = self._at
+        stop = min(first + self._plan.queries, self._queries.rows)
+        return self._share(first, stop, block.rows if block is not None else 0)
+
+    def _share(self, first: int, stop: int, rows: float) -> float:
+        """The share of the work when queries up to ``first`` are done and the next up to ``stop`` have met ``rows``."""
+        whole = self._references.rows or 0
+        return (first * whole + (stop - first) * rows) / max(1, self._queries.rows * whole)
+
     def run(self, progress: Report | None, after_block: Callable[[], None] | None = None) -> tuple[Array, Array]:
         """Search to the end.
 
@@ -134,16 +166,17 @@ class LargeSearch:
         """
         if self._in_parts and self._at == (0, None):
             self._check_queries()
-        found = self._run_block(progress, after_block)
-        while self._in_parts and self._at[0] < self._queries.rows:
-            self._run_block(progress, after_block)
+        found = self._distances, self._indices
+        if self._in_parts:
+            while self._at[0] < self._queries.rows:
+                self._run_block(progress, after_block)
+        else:
+            found = self._run_block(progress, after_block)
         if progress is not None:
             progress(1.0)
-        return (self._distances, self._indices) if self._in_parts else found
+        return found
 
-    def _run_block(
-        self, progress: Report | None, after_block: Callable[[], None] | None
-    ) -> tuple[Array, Array]:
+    def _run_block(self, progress: Report | None, after_block: Callable[[], None] | None) -> tuple[Array, Array]:
         first, block = self._at
         if block is None:
             block = self._begin(first)
@@ -154,8 +187,6 @@ class LargeSearch:
                 block.add(rows, progress=self._part_of(progress, first, stop, block.rows, len(rows)))
                 if after_block is not None:
                     after_block()
-        # Of an iterable only now known.
-        _check_counts(self._queries.rows, block.rows, self._search)
         found: tuple[Array, Array] = block.result()
         if self._in_parts:
             if self._search.exclude_self:
@@ -176,7 +207,7 @@ class LargeSearch:
             p=self._search.p,
         )
 
-    def _blocks(self, start: int) -> Iterator[Array]:
+    def _blocks(self, start: int) -> _rows.Blocks:
         if isinstance(self._references, _rows.Stream):
             return self._references.blocks(self._plan.references, self.dtype_name)
         return self._references.blocks(start, self._plan.references, self.dtype_name)
@@ -185,11 +216,9 @@ class LargeSearch:
         """What to tell of a block of references, which is a part of the work."""
         if progress is None:
             return None
-        rows = self._references.rows
-        if rows is None:
+        if self._references.rows is None:
             return lambda fraction: progress(0.0)
-        whole = max(1, self._queries.rows * rows)
-        return lambda fraction: progress((first * rows + (stop - first) * (done + count * fraction)) / whole)
+        return lambda fraction: progress(self._share(first, stop, done + count * fraction))
 
     def _check_queries(self) -> None:
         """Find a bad query now, and by its number among all, rather than when its block is searched."""
@@ -255,23 +284,19 @@ def check_shapes(queries: _rows.Rows, references: _rows.Rows | _rows.Stream, sea
             "query and reference must have the same number of columns, "
             f"got {queries.dimension} and {references.dimension}"
         )
-    if references.rows is not None:
-        _check_counts(queries.rows, references.rows, search)
-
-
-def _check_counts(queries: int, references: int, search: Search) -> None:
-    k = search.k
-    if search.exclude_self and references < queries:
+    k, rows = search.k, references.rows
+    if rows is None:  # the core refuses at the end
+        return
+    if search.exclude_self and rows < queries.rows:
         raise ValueError(
             "the reference must begin with the queries when self is excluded: "
-            f"wanted at least {queries} references, got {references}"
+            f"wanted at least {queries.rows} references, got {rows}"
         )
-    if k > references:
-        raise ValueError(f"k must be at most the number of references, got k={k} with {references} references")
-    if search.exclude_self and k > 0 and k == references:
+    if k > rows:
+        raise ValueError(f"k must be at most the number of references, got k={k} with {rows} references")
+    if search.exclude_self and k > 0 and k == rows:
         raise ValueError(
-            "k must be at most the number of references without the query itself, "
-            f"got k={k} with {references} references"
+            f"k must be at most the number of references without the query itself, got k={k} with {rows} references"
         )
 
 
@@ -281,6 +306,7 @@ def plan(
     search: Search,
     max_memory: int | None,
     *,
+    held: int = 0,
     keeps_state: bool = False,
 ) -> Plan:
     """Choose blocks with which the search keeps within ``max_memory`` bytes.
@@ -290,6 +316,7 @@ def plan(
         references: what is searched.
         search: what to look for.
         max_memory: bytes that may be taken beside what the caller holds already; None: no bound.
+        held: bytes of them that are taken already.
         keeps_state: whether `LargeSearch.state` is going to be asked for.
 
     Raises:
@@ -314,7 +341,7 @@ def plan(
     part_bytes = query_bytes + candidate_bytes + result_bytes * (k + 1)
 
     least = max(1, min(most, LEAST_ROWS, LEAST_BYTES // row))
-    fixed = FIXED_BYTES + n * k * result_bytes + least * reference_bytes
+    fixed = FIXED_BYTES + held + n * k * result_bytes + least * reference_bytes
     if fixed + n * query_bytes <= max_memory:
         part, part_bytes = max(1, n), query_bytes
     elif not once and fixed + part_bytes <= max_memory:

@@ -8,8 +8,8 @@
     file of vectors ───────────────┘                                             (one block ahead)   │
     iterable of blocks of any size ──────────────────the calling thread──> one buffer ───────────────┘
 
-Pages of a mapped file count as memory of the process while they are in use. So files are read, not mapped, and the pages
-of an array that the caller has mapped are given back once they have been copied.
+Pages of a mapped file count as memory of the process while they are in use. So files are read, not mapped, and the
+pages of an array that the caller has mapped are given back once they have been copied.
 
 An iterable is not read ahead: what it computes may depend on the thread that it runs on, as the gradient mode of torch
 and connections to a data base do.
@@ -17,11 +17,12 @@ and connections to a data base do.
 
 from __future__ import annotations
 
+import io
 import mmap
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +34,7 @@ PIECE_BYTES = 1 << 22
 """What is read, checked and converted at once. Between two pieces the thread that reads ahead looks whether to stop."""
 
 Array = npt.NDArray[Any]
+Blocks = Generator[Array, None, None]
 
 
 class Rows(Protocol):
@@ -45,7 +47,7 @@ class Rows(Protocol):
     def buffers(self, dtype_name: str) -> int:
         """Return how many blocks of this type are held at once beside the rows themselves: 2, or 0 for views."""
 
-    def blocks(self, start: int, step: int, dtype_name: str) -> Iterator[Array]:
+    def blocks(self, start: int, step: int, dtype_name: str) -> Blocks:
         """Give all rows from ``start`` on, ``step`` at a time, in the layout of `_arrays.Matrix`.
 
         A block is good until the next one is asked for. Close the iterator where it is left early.
@@ -69,7 +71,7 @@ class _CopiedRows:
     def buffers(self, dtype_name: str) -> int:
         return 2
 
-    def blocks(self, start: int, step: int, dtype_name: str) -> Iterator[Array]:
+    def blocks(self, start: int, step: int, dtype_name: str) -> Blocks:
         starts = range(start, self.rows, step)
         if not starts:
             return
@@ -131,7 +133,7 @@ class ArrayRows(_CopiedRows):
     def buffers(self, dtype_name: str) -> int:
         return 0 if self._lies_ready(dtype_name) else 2
 
-    def blocks(self, start: int, step: int, dtype_name: str) -> Iterator[Array]:
+    def blocks(self, start: int, step: int, dtype_name: str) -> Blocks:
         if not self._lies_ready(dtype_name):
             yield from super().blocks(start, step, dtype_name)
             return
@@ -176,7 +178,7 @@ class FileRows(_CopiedRows):
         stream: the same file, open for reading, unbuffered.
     """
 
-    def __init__(self, vectors: VectorFile, stream: IO[bytes]) -> None:
+    def __init__(self, vectors: VectorFile, stream: io.FileIO) -> None:
         self.rows, self.dimension = vectors.rows, vectors.dimension
         self.dtype_name = str(vectors.dtype.name)
         self._vectors = vectors
@@ -196,13 +198,16 @@ class FileRows(_CopiedRows):
 
     def _read_bytes(self, start: int, wanted: Array) -> None:
         assert self._vectors.offset is not None
-        self._stream.seek(self._vectors.offset + start * self._record.itemsize)
-        view = memoryview(wanted)
-        while view:
-            count = self._stream.readinto(view)  # type: ignore[attr-defined]
-            if not count:
-                raise FileError(f"{self._vectors.path}: has become shorter while it was read")
-            view = view[count:]
+        view = memoryview(wanted.data)
+        try:
+            self._stream.seek(self._vectors.offset + start * self._record.itemsize)
+            while view:
+                count = self._stream.readinto(view)
+                if not count:
+                    raise FileError(f"{self._vectors.path}: has become shorter while it was read")
+                view = view[count:]
+        except OSError as error:
+            raise FileError(f"{self._vectors.path}: cannot be read: {error.strerror or error}") from error
 
 
 class Stream:
@@ -223,7 +228,7 @@ class Stream:
 
     def __init__(self, blocks: Iterable[Any], name: str) -> None:
         listed = isinstance(blocks, (list, tuple)) and all(getattr(block, "ndim", None) == 2 for block in blocks)
-        self.rows = sum(map(len, blocks)) if listed else None  # type: ignore[arg-type]
+        self.rows = sum(map(len, blocks)) if listed else None
         self.dimension: int | None = None
         self.dtype_name: str | None = None
         self._name = name
@@ -233,7 +238,7 @@ class Stream:
         if self._first is not None:
             self.dimension, self.dtype_name = self._first.array.shape[1], self._first.dtype_name
 
-    def blocks(self, step: int, dtype_name: str) -> Iterator[Array]:
+    def blocks(self, step: int, dtype_name: str) -> Blocks:
         """Give the rows, ``step`` at a time and once only, as `Rows.blocks`."""
         matrix, self._first = self._first, None
         buffer, filled = np.empty((step, self.dimension or 0), dtype_of(dtype_name)), 0
@@ -271,7 +276,7 @@ class Stream:
 
 
 def _piece_rows(buffer: Array) -> int:
-    return max(1, PIECE_BYTES // max(1, buffer.shape[1] * buffer.itemsize))
+    return max(1, PIECE_BYTES // max(1, int(buffer.shape[1]) * buffer.itemsize))
 
 
 def is_stream(values: Any) -> bool:
