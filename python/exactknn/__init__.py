@@ -85,10 +85,10 @@ def knn(
             called on this thread with the finished fraction, about 25 times a second: never less than before, and
             1.0 when the search is done; what it raises stops the search. ``None`` and ``False``: nothing. While blocks
             come from an iterable of unknown length, the fraction is 0.0.
-        max_memory: bytes, or a text such as ``"2GB"`` or ``"512MiB"``: what the call may allocate. The reference is then
-            searched block by block, read ahead where it is a mapped array or of another type or layout than the core
-            takes, and where even that is too much, so are the queries, with one pass for each block of them. ``None``:
-            the reference is packed as a whole, which takes a quarter to all of its size again.
+        max_memory: bytes, or a text such as ``"2GB"`` or ``"512MiB"``: what the call may allocate. The reference is
+            searched block by block then, read ahead where it is a mapped array or of another type or layout than the
+            core takes; where even that is too much, so are the queries, with one pass for each block of them. ``None``:
+            no bound; an array is packed as a whole, which takes a quarter to all of its size again.
 
     Returns:
         ``(distances, indices)``, both ``(n, k)``, nearest first. Distances are float64 for float64 input, else

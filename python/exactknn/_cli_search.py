@@ -21,6 +21,7 @@ from exactknn import _arrays, _core, _files, _large, _rows
 from exactknn._checkpoint import Checkpoint
 from exactknn._command import (
     CommandError,
+    check_apart,
     common_dtype,
     complain,
     input_paths,
