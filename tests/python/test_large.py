@@ -424,7 +424,7 @@ def test_progress_is_of_the_whole(tmp_path, most):
 
 def test_progress_of_an_iterable_is_known_for_a_list_only(slow_level, monkeypatch):
     monkeypatch.setattr(_large, "BLOCK_BYTES", 1 << 19)
-    x, told, threads = rows(8000, 96), [], set()
+    x, told, threads = rows(3000, 96), [], set()
 
     def tell(fraction):
         told.append(fraction)
