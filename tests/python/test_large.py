@@ -534,14 +534,14 @@ def test_ctrl_c_ends_reader_and_search(tmp_path, kind, ended):
 
 
 PEAK = """
-import resource, sys
+import re, sys
 import numpy as np
 import exactknn
 mapped = np.load(sys.argv[1], mmap_mode="r")
-queries = np.array(mapped[::9000])
-exactknn.knn(queries, np.array(mapped[:1000]), k=3)
-def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+queries = np.load(sys.argv[2])
+exactknn.knn(queries, np.tile(queries, (9, 1)), k=3)
+def peak():  # ru_maxrss would begin with that of the process that started this one
+    return int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1]) * 1024
 before = peak()
 distances, indices = exactknn.knn(queries, mapped, k=10, max_memory="150MB")
 nearest = indices[:, 0] == 9000 * np.arange(len(queries))
@@ -555,8 +555,9 @@ def test_peak_memory_stays_within_the_bound(tmp_path, run_python):
         file[start : start + 50_000] = np.random.default_rng(start).standard_normal((50_000, 128), np.float32)
     file.flush()
     assert os.path.getsize(tmp_path / "x.npy") > 300_000_000
+    np.save(tmp_path / "q.npy", file[::9000])
     del file
-    program = f"import sys; sys.argv = ['', {str(tmp_path / 'x.npy')!r}]\n" + PEAK
+    program = f"import sys; sys.argv = ['', {str(tmp_path / 'x.npy')!r}, {str(tmp_path / 'q.npy')!r}]\n" + PEAK
     queries, nearest, zero, grown = run_python(program).split()
     assert (queries, nearest, zero) == ("67", "True", "True")
     assert 0 <= int(grown) < 150_000_000
