@@ -1,3 +1,4 @@
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -6,6 +7,7 @@ import numpy.typing as npt
 
 __all__ = [
     "BlockSearch",
+    "Index",
     "__version__",
     "available_simd_levels",
     "build_info",
@@ -54,6 +56,61 @@ class BlockSearch:
     def result(self) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]: ...
     def state(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]: ...
     def restore(self, ranks: npt.NDArray[np.float64], indices: npt.NDArray[np.int64], rows: int) -> None: ...
+
+class Index:
+    def __new__(cls, dim: int, metric: str, dtype: str, *, p: float | None = None) -> Index: ...
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Index: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def dim(self) -> int: ...
+    @property
+    def metric(self) -> str: ...
+    @property
+    def p(self) -> float | None: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def nbytes(self) -> int: ...
+    def add(
+        self,
+        reference: npt.NDArray[Any],
+        *,
+        bfloat16: bool = False,
+        num_threads: int | None = None,
+        progress: Callable[[float], object] | None = None,
+    ) -> None: ...
+    def remove(self, mask: npt.NDArray[np.bool_]) -> None: ...
+    def reset(self) -> None: ...
+    def copy(self, start: int, stop: int) -> npt.NDArray[Any]: ...
+    def search(
+        self,
+        query: npt.NDArray[Any],
+        k: int,
+        *,
+        exclude_self: bool = False,
+        num_threads: int | None = None,
+        progress: Callable[[float], object] | None = None,
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]: ...
+    def radius(
+        self,
+        query: npt.NDArray[Any],
+        r: float,
+        *,
+        exclude_self: bool = False,
+        return_distances: bool = True,
+        sort: bool = True,
+        num_threads: int | None = None,
+        progress: Callable[[float], object] | None = None,
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[Any] | None]: ...
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        num_threads: int | None = None,
+        progress: Callable[[float], object] | None = None,
+    ) -> None: ...
 
 def radius(
     query: npt.NDArray[Any],

@@ -8,9 +8,10 @@ mod common;
 
 use std::num::NonZero;
 
+use exactknn_core::saved::Stored;
 use exactknn_core::{
-    Argument, BlockSearch, Element, Error, Level, MatrixRef, Metric, Monitor, Neighbours, Options, PoolHandle, Search,
-    Simd, bf16, f16, reference,
+    Argument, BlockSearch, Element, Error, Index, Level, MatrixRef, Metric, Monitor, Neighbours, Options, PoolHandle,
+    QueryRef, Search, Simd, bf16, f16, reference,
 };
 use proptest::prelude::*;
 
@@ -70,13 +71,41 @@ fn run_by_blocks<E: Element>(
     search.result::<E>()
 }
 
+/// The same with an index of several parts, some of them packed; the queries widened as far as the references are.
+fn run_by_index<E: Element + Stored>(
+    query: &[Vec<E>],
+    references: &[Vec<E>],
+    k: usize,
+    metric: Metric,
+    exclude_self: bool,
+    simd: Simd,
+) -> Result<Neighbours<E::Output>, Error> {
+    let dim = references[0].len();
+    let mut scratch = Vec::new();
+    let wide: Vec<E::Wide> = query.iter().flat_map(|row| E::widen(row, &mut scratch).to_vec()).collect();
+    let query = QueryRef::Wide(MatrixRef::new(&wide, query.len(), dim, Argument::Query)?);
+    let threads = NonZero::new(2).expect("positive");
+    let index = Index::new(dim, metric)?.sealed_at(60);
+    let mut start = 0;
+    while start < references.len() {
+        let end = (start + 1 + start.wrapping_mul(31) % 150).min(references.len());
+        let r = references[start..end].concat();
+        let rows = MatrixRef::new(&r, end - start, dim, Argument::Reference)?;
+        PoolHandle::get(threads)?.pool().install(|| index.add(rows, simd, 2, &Monitor::new()))?;
+        start = end;
+    }
+    assert_eq!(index.rows(), references.len());
+    let options = Options { k, metric, exclude_self, simd, threads };
+    index.snapshot().search(query, options, &Monitor::new())
+}
+
 fn bits<T: exactknn_core::Output>(found: &Neighbours<T>) -> (Vec<String>, Vec<i64>) {
     // Debug output of a float is unique for its bits, the sign of zero included.
     (found.values.iter().map(|value| format!("{value:?}")).collect(), found.rows.clone())
 }
 
 /// The harness: every level, 1 to 3 threads, all queries together and each alone give the oracle's bytes.
-fn check<E: Element>(query: &[Vec<E>], references: &[Vec<E>], k: usize, metric: Metric, exclude_self: bool) {
+fn check<E: Element + Stored>(query: &[Vec<E>], references: &[Vec<E>], k: usize, metric: Metric, exclude_self: bool) {
     let truth = bits(&reference::knn(metric, query, references, k, exclude_self));
     for simd in levels() {
         for threads in 1..=3 {
@@ -88,6 +117,8 @@ fn check<E: Element>(query: &[Vec<E>], references: &[Vec<E>], k: usize, metric: 
             let found = run_by_blocks(query, references, k, metric, exclude_self, simd, most).expect("a good search");
             assert_eq!(bits(&found), truth, "{:?}, blocks of up to {most}, {metric:?}", simd.level());
         }
+        let found = run_by_index(query, references, k, metric, exclude_self, simd).expect("a good search");
+        assert_eq!(bits(&found), truth, "{:?}, an index, {metric:?}", simd.level());
         if exclude_self {
             continue;
         }

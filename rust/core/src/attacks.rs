@@ -41,7 +41,7 @@ impl<E: Element> WithKernel for AllKeys<'_, E> {
         let Self { simd, frame, query, refs } = self;
         let packed = PackedReference::<K>::pack(simd, frame, refs, 1, &Monitor::new()).expect("finite");
         let rows: Vec<u32> = (0..query.rows() as u32).collect();
-        let queries = PackedQuery::<K>::pack(simd, frame, query, &rows).expect("finite");
+        let queries = PackedQuery::<K>::pack(simd, frame, query.into(), &rows).expect("finite");
         let mut keys = Keys {
             kernel: std::any::type_name::<K>(),
             key: vec![f32::NAN; query.rows() * refs.rows()],
@@ -56,7 +56,7 @@ impl<E: Element> WithKernel for AllKeys<'_, E> {
                 bars.open(m, f32::NEG_INFINITY, queries.terms[first + m]);
             }
             let panel = QueryPanel { codes: queries.panel(group), bars: &bars };
-            kernel.scan(&panel, &packed.run(0, packed.panels(), Visit::All), &mut hits);
+            kernel.scan(&panel, &packed.run(0, packed.panels(), Visit::All).expect("in memory"), &mut hits);
             for m in 0..K::MR {
                 let (rows, found) = hits.take(m);
                 if m >= lanes {
@@ -93,7 +93,7 @@ impl<E: Element> WithKernel for Turned<'_, E> {
         let scan_both = K::SCAN_BOTH?;
         let packed = PackedReference::<K>::pack(simd, frame, refs, 1, &Monitor::new()).expect("finite");
         let rows: Vec<u32> = (0..queries as u32).collect();
-        let query = PackedQuery::<K>::pack(simd, frame, refs, &rows).expect("finite");
+        let query = PackedQuery::<K>::pack(simd, frame, refs.into(), &rows).expect("finite");
         let mut padded = floors.to_vec();
         padded.resize(packed.panels() * K::NR, f32::INFINITY);
         let mut reported = vec![false; queries * refs.rows()];
@@ -108,7 +108,7 @@ impl<E: Element> WithKernel for Turned<'_, E> {
                 columns.open(m, offset, terms);
             }
             let panel = QueryPanel { codes: query.panel(group), bars: &bars };
-            let run = packed.run(0, packed.panels(), Visit::All);
+            let run = packed.run(0, packed.panels(), Visit::All).expect("in memory");
             scan_both(kernel, &panel, &run, &columns, &mut hits);
             for m in 0..K::MR {
                 let (rows, _) = hits.take(m);
@@ -130,7 +130,8 @@ fn attack_turned<E: Element>(metric: Metric, queries: usize, refs: MatrixRef<'_,
     let all: Vec<u32> = (0..count as u32).collect();
     for simd in Level::available().into_iter().filter_map(Simd::new) {
         let frame = Frame::choose(simd, metric, refs);
-        let shifts = PackedQuery::<arch::scalar::ScalarF32>::pack(simd, &frame, refs, &all).expect("finite").shifts;
+        let shifts =
+            PackedQuery::<arch::scalar::ScalarF32>::pack(simd, &frame, refs.into(), &all).expect("finite").shifts;
         let roundoff = <E::Output as Output>::UNIT_ROUNDOFF;
         let values: Vec<Vec<f64>> = (0..count)
             .map(|j| {
@@ -250,7 +251,8 @@ fn attack<E: Element>(metric: Metric, query: MatrixRef<'_, E>, refs: MatrixRef<'
     for simd in Level::available().into_iter().filter_map(Simd::new) {
         let frame = Frame::choose(simd, metric, refs);
         // The queries' shifts do not depend on the kernel.
-        let shifts = PackedQuery::<arch::scalar::ScalarF32>::pack(simd, &frame, query, &rows).expect("finite").shifts;
+        let shifts =
+            PackedQuery::<arch::scalar::ScalarF32>::pack(simd, &frame, query.into(), &rows).expect("finite").shifts;
         for Keys { kernel, key, error } in keys_at(simd, metric, &frame, query, refs) {
             for i in 0..query.rows() {
                 let mut values = Vec::new();
@@ -419,7 +421,8 @@ fn a_symmetric_tile_is_no_blunter_than_two() {
     for simd in Level::available().into_iter().filter_map(Simd::new) {
         let frame = Frame::choose(simd, metric, refs);
         let all: Vec<u32> = (0..64).collect();
-        let shifts = PackedQuery::<arch::scalar::ScalarF32>::pack(simd, &frame, refs, &all).expect("finite").shifts;
+        let shifts =
+            PackedQuery::<arch::scalar::ScalarF32>::pack(simd, &frame, refs.into(), &all).expect("finite").shifts;
         let floors: Vec<f32> = shifts
             .iter()
             .map(|&(shift, size)| Floor::new(metric, 128, shift, size, frame.scale2(), 0.0).below_value(1.0))

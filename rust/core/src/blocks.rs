@@ -14,7 +14,8 @@
 use crate::cancel::Monitor;
 use crate::driver::{Job, Out};
 use crate::error::{Argument, Error, Result, try_vec};
-use crate::matrix::{Element, MatrixRef, check_row_count};
+use crate::kept::References;
+use crate::matrix::{Element, MatrixRef, QueryRef, check_row_count};
 use crate::order::Neighbour;
 use crate::pack::{check_finite, try_zeroed};
 use crate::plan::{self, Options, Problem};
@@ -40,7 +41,12 @@ impl BlockSearch {
     /// # Errors
     /// [`Error::NonFinite`] for a query row, [`Error::OutOfMemory`].
     pub fn new<E: Element>(query: MatrixRef<'_, E>, options: Options) -> Result<Self> {
-        if let Some(error) = query.first_non_finite(Argument::Query, 0) {
+        Self::of::<E>(query.into(), options)
+    }
+
+    /// The same for queries that may be widened already.
+    pub(crate) fn of<E: Element>(query: QueryRef<'_, E>, options: Options) -> Result<Self> {
+        if let Some(error) = query.first_non_finite(0) {
             return Err(error);
         }
         let places = query.rows().checked_mul(options.k);
@@ -61,21 +67,22 @@ impl BlockSearch {
         self.rows
     }
 
-    fn problem(&self, references: usize, double: bool) -> Problem {
+    fn problem<E: Element>(&self, references: usize, packed: bool) -> Problem {
         Problem {
             queries: self.queries,
             references,
             dim: self.dim,
             k: self.options.k,
             threads: self.options.threads.get(),
-            double,
+            double: E::DOUBLE,
+            packed,
             metric: self.options.metric,
         }
     }
 
     /// Whether a block of so many references is searched before a hand-over to other threads would be.
     pub fn is_small<E: Element>(&self, references: usize) -> bool {
-        plan::is_small(&self.problem(references, E::DOUBLE), self.options.simd.level())
+        plan::is_small(&self.problem::<E>(references, false), self.options.simd.level())
     }
 
     /// This search after one more block, whose rows are numbered on from those before.
@@ -89,6 +96,18 @@ impl BlockSearch {
         reference: MatrixRef<'_, E>,
         monitor: &Monitor,
     ) -> Result<Self> {
+        monitor.begin(self.problem::<E>(reference.rows(), false).pairs());
+        self.with_part(query.into(), References::passing(reference), monitor)
+    }
+
+    /// The same for a part of the references whose panels may be kept; the caller has begun the monitor.
+    pub(crate) fn with_part<E: Element>(
+        &self,
+        query: QueryRef<'_, E>,
+        references: References<'_, E>,
+        monitor: &Monitor,
+    ) -> Result<Self> {
+        let reference = references.rows;
         if query.dim() != reference.dim() {
             return Err(Error::DimensionMismatch { query: query.dim(), reference: reference.dim() });
         }
@@ -97,23 +116,25 @@ impl BlockSearch {
             return Err(Error::BadBuffer { rows: self.queries, dim: self.dim, elements });
         }
         check_row_count(self.rows.saturating_add(reference.rows()), Argument::Reference)?;
-        if self.is_small::<E>(reference.rows()) || pool::is_worker() {
-            return float_environment::with_default(|| self.with_here(query, reference, monitor));
+        let mut problem = self.problem::<E>(reference.rows(), references.kept.is_some());
+        let is_small = plan::is_small(&problem, self.options.simd.level());
+        if is_small {
+            problem.threads = 1;
         }
-        PoolHandle::get(self.options.threads)?.pool().install(|| self.with_here(query, reference, monitor))
+        if is_small || pool::is_worker() {
+            return float_environment::with_default(|| self.with_here(query, references, problem, monitor));
+        }
+        PoolHandle::get(self.options.threads)?.pool().install(|| self.with_here(query, references, problem, monitor))
     }
 
     fn with_here<E: Element>(
         &self,
-        query: MatrixRef<'_, E>,
-        reference: MatrixRef<'_, E>,
+        query: QueryRef<'_, E>,
+        references: References<'_, E>,
+        problem: Problem,
         monitor: &Monitor,
     ) -> Result<Self> {
-        let mut problem = self.problem(reference.rows(), E::DOUBLE);
-        if self.is_small::<E>(reference.rows()) {
-            problem.threads = 1;
-        }
-        let first_row = self.rows;
+        let (first_row, reference) = (self.rows, references.rows);
         let mut places = try_vec(self.places.len(), "the neighbours")?;
         places.extend_from_slice(&self.places);
         let numbered_on = |error| match error {
@@ -134,7 +155,7 @@ impl BlockSearch {
                 bars.extend(self.places.chunks(k).map(|places| places[k - 1].bar()));
             }
             let options = &self.options;
-            Job { query, reference, options, problem, monitor, first_row, bars: &bars }
+            Job { query, references, options, problem, monitor, first_row, bars: &bars }
                 .run(Out::SoFar(&mut places))
                 .map_err(numbered_on)?;
         }

@@ -22,8 +22,9 @@ use crate::bare::{self, Panel, Threshold};
 use crate::bound::Floor;
 use crate::cancel::{Filter, Monitor};
 use crate::error::{Argument, Error, Result, try_vec};
+use crate::kept::{Panels, References};
 use crate::kernel::{Bars, Hits, Kernel, MAX_RUN, QueryPanel, SAMPLE_STRIDE, Visit};
-use crate::matrix::{Element, MatrixRef, Output};
+use crate::matrix::{Element, MatrixRef, Output, QueryRef};
 use crate::metric::Metric;
 use crate::order::Neighbour;
 use crate::pack::{FirstBad, Frame, PackedQuery, PackedReference};
@@ -33,9 +34,9 @@ use crate::symmetric::SelfSearch;
 use crate::topk::{self, Nearest};
 
 /// One search, ready to run.
-pub(crate) struct Job<'a, E> {
-    pub(crate) query: MatrixRef<'a, E>,
-    pub(crate) reference: MatrixRef<'a, E>,
+pub(crate) struct Job<'a, E: Element> {
+    pub(crate) query: QueryRef<'a, E>,
+    pub(crate) references: References<'a, E>,
     pub(crate) options: &'a Options,
     pub(crate) problem: Problem,
     pub(crate) monitor: &'a Monitor,
@@ -107,10 +108,21 @@ impl<E: Element> Scratch<E> {
     }
 }
 
-impl<E: Element> Job<'_, E> {
+impl<'a, E: Element> Job<'a, E> {
+    /// A search of all references there are.
+    pub(crate) fn whole(
+        query: MatrixRef<'a, E>,
+        reference: MatrixRef<'a, E>,
+        options: &'a Options,
+        problem: Problem,
+        monitor: &'a Monitor,
+    ) -> Self {
+        let references = References::passing(reference);
+        Self { query: query.into(), references, options, problem, monitor, first_row: 0, bars: &[] }
+    }
+
     /// Fill `out`, `k` places for every query.
     pub(crate) fn run(&self, out: Out<'_, E>) -> Result<()> {
-        self.monitor.begin(self.problem.queries as u64 * self.problem.references as u64);
         let mut filter = self.problem.filter(self.options.simd.level());
         let mut rest = Some((0..self.problem.queries, out));
         while let Some((queries, out)) = rest {
@@ -142,7 +154,7 @@ impl<E: Element> Job<'_, E> {
         let bad = FirstBad::new();
         let plan = self.plan(&queries, filter);
         let outcome = self.run_tasks(&plan, queries, out, |queries, split| {
-            let references = plan.split(self.reference.rows(), split);
+            let references = plan.split(self.reference().rows(), split);
             match filter {
                 Filter::Bare => self.scan_bare(queries, references, &bad),
                 _ => self.scan_direct(queries, references, &bad),
@@ -150,7 +162,7 @@ impl<E: Element> Job<'_, E> {
         });
         self.monitor.check()?;
         // A chunk of queries has looked at every row, so the first bad one is known now.
-        bad.check(self.reference, Argument::Reference)?;
+        bad.check(self.reference(), Argument::Reference)?;
         outcome
     }
 
@@ -219,18 +231,26 @@ impl<E: Element> Job<'_, E> {
         Ok(())
     }
 
+    #[inline(always)]
+    pub(crate) fn reference(&self) -> MatrixRef<'a, E> {
+        self.references.rows
+    }
+
     pub(crate) fn metric(&self) -> Metric {
         self.options.metric
     }
 
     /// Form the float64 values of `scratch.rows`.
-    pub(crate) fn score(&self, query: &Prepared, scratch: &mut Scratch<E>) {
-        score(self.options.simd, query, self.reference, &scratch.rows, &mut scratch.wide, &mut scratch.values);
+    pub(crate) fn score(&self, query: &Prepared, scratch: &mut Scratch<E>) -> Result<()> {
+        self.references.verify_each(&scratch.rows)?;
+        score(self.options.simd, query, self.reference(), &scratch.rows, &mut scratch.wide, &mut scratch.values);
+        Ok(())
     }
 
     pub(crate) fn prepare(&self, queries: impl ExactSizeIterator<Item = usize>) -> Result<Vec<Prepared>> {
         let mut prepared = try_vec(queries.len(), "prepared queries")?;
-        prepared.extend(queries.map(|i| Prepared::new(self.metric(), self.query.row(i))));
+        let mut wide = Vec::new();
+        prepared.extend(queries.map(|i| Prepared::of_wide::<E>(self.metric(), self.query.widen(i, &mut wide))));
         Ok(prepared)
     }
 
@@ -239,14 +259,14 @@ impl<E: Element> Job<'_, E> {
         let prepared = self.prepare(queries.clone())?;
         let mut found = self.nearest(&queries, &references)?;
         let mut scratch = Scratch::new();
-        let block = plan::block_rows(self.reference.dim() * size_of::<E>());
+        let block = plan::block_rows(self.reference().dim() * size_of::<E>());
         for start in references.clone().step_by(block) {
             let end = (start + block).min(references.end);
             for ((i, query), nearest) in queries.clone().zip(&prepared).zip(&mut found) {
                 self.monitor.check()?;
                 scratch.rows.clear();
                 scratch.rows.extend(start as u32..end as u32);
-                self.take_in(i, query, nearest, &mut scratch, bad);
+                self.take_in(i, query, nearest, &mut scratch, bad)?;
                 self.monitor.advance((end - start) as u64);
             }
         }
@@ -274,14 +294,15 @@ impl<E: Element> Job<'_, E> {
         }
         let mut hits = Hits::new(arch::BARE_QUERIES, bare::MOST_ROWS / MAX_RUN);
         let mut scratch = Scratch::new();
-        let block = plan::block_rows(self.reference.dim() * size_of::<E>()).min(bare::MOST_ROWS);
+        let block = plan::block_rows(self.reference().dim() * size_of::<E>()).min(bare::MOST_ROWS);
         let (mut start, mut step) = (references.start, WARM_UP_ROWS.min(block));
         while start < references.end {
             let end = (start + step).min(references.end);
             step = (step * 2).min(block);
+            self.references.verify(start..end)?;
             for (p, panel) in panels.iter_mut().enumerate() {
                 self.monitor.check()?;
-                panel.scan(self.options.simd, self.reference, start, end, &mut scratch.wide, &mut hits);
+                panel.scan(self.options.simd, self.reference(), start, end, &mut scratch.wide, &mut hits);
                 for lane in 0..arch::BARE_QUERIES {
                     let (rows, _) = hits.take(lane);
                     let i = p * arch::BARE_QUERIES + lane;
@@ -290,7 +311,7 @@ impl<E: Element> Job<'_, E> {
                     }
                     scratch.rows.clear();
                     scratch.rows.extend_from_slice(rows);
-                    self.take_in(queries.start + i, &prepared[i], &mut found[i], &mut scratch, bad);
+                    self.take_in(queries.start + i, &prepared[i], &mut found[i], &mut scratch, bad)?;
                     if found[i].is_due() {
                         found[i].cut();
                     }
@@ -306,16 +327,24 @@ impl<E: Element> Job<'_, E> {
     }
 
     /// Score `scratch.rows` for query `i` and keep the nearest; a row that is not finite is reported.
-    fn take_in(&self, i: usize, query: &Prepared, nearest: &mut Nearest, scratch: &mut Scratch<E>, bad: &FirstBad) {
-        self.score(query, scratch);
+    fn take_in(
+        &self,
+        i: usize,
+        query: &Prepared,
+        nearest: &mut Nearest,
+        scratch: &mut Scratch<E>,
+        bad: &FirstBad,
+    ) -> Result<()> {
+        self.score(query, scratch)?;
         for (&row, &value) in scratch.rows.iter().zip(&scratch.values) {
-            if !value.is_finite() && !self.reference.row(row as usize).iter().all(|x| x.to_f64().is_finite()) {
+            if !value.is_finite() && !self.reference().row(row as usize).iter().all(|x| x.to_f64().is_finite()) {
                 bad.report(row as usize);
             } else if !self.is_self(i, row as usize) {
                 nearest.push(Neighbour::new::<E::Output>(self.metric(), value, row));
             }
         }
         self.monitor.tally(scratch.rows.len() as u64, 0);
+        Ok(())
     }
 
     fn nearest(&self, queries: &Range<usize>, references: &Range<usize>) -> Result<Vec<Nearest>> {
@@ -349,14 +378,13 @@ impl<'a, E: Element> WithKernel for Filtered<'a, E> {
 
     fn run<K: Kernel + 'static>(self, kernel: K) -> Self::Output {
         let Self { job, filter, queries, out } = self;
-        let frame = Frame::choose(job.options.simd, job.options.metric, job.reference);
-        let packed =
-            PackedReference::<K>::pack(job.options.simd, &frame, job.reference, job.problem.threads, job.monitor)?;
+        let panels = job.references.panels::<K>(job.options.simd, job.metric(), job.problem.threads, job.monitor)?;
+        let Panels { frame, packed } = &*panels;
         let search = |queries: Range<usize>, out: Out<'_, E>| {
             let plan = job.plan(&queries, filter);
             job.run_tasks(&plan, queries, out, |queries, split| {
                 let panels = plan.split(packed.panels(), split);
-                FilteredTask { job, kernel, frame: &frame, packed: &packed, panels }.scan(queries)
+                FilteredTask { job, kernel, frame, packed, panels }.scan(queries)
             })
         };
         let probe = queries.start..queries.start + Problem { queries: queries.len(), ..job.problem }.probe();
@@ -373,7 +401,7 @@ impl<'a, E: Element> WithKernel for Filtered<'a, E> {
             }
         }
         let rest = probe.end..queries.end;
-        match (SelfSearch::new(job, kernel, &frame, &packed, rest.clone()), out) {
+        match (SelfSearch::new(job, kernel, frame, packed, rest.clone()), out) {
             (Some(tiles), Out::Answer(values, rows)) => tiles.run(values, rows)?,
             (_, out) => search(rest, out)?,
         }
@@ -403,7 +431,7 @@ impl<'a, E: Element, K: Kernel> FilteredTask<'a, E, K> {
 
     /// Reference rows of these panels.
     fn rows(&self) -> usize {
-        (self.panels.end * K::NR).min(self.job.reference.rows()).saturating_sub(self.panels.start * K::NR)
+        (self.panels.end * K::NR).min(self.job.reference().rows()).saturating_sub(self.panels.start * K::NR)
     }
 
     fn scan_all(&self, queries: &[u32]) -> Result<Vec<Nearest>> {
@@ -509,7 +537,7 @@ impl<'a, E: Element, K: Kernel> Pass<'a, E, K> {
                 while at < end {
                     let until = (at + step).min(end);
                     step *= 2;
-                    self.scan_run(group, at..until, visit);
+                    self.scan_run(group, at..until, visit)?;
                     at = until;
                 }
             }
@@ -521,7 +549,7 @@ impl<'a, E: Element, K: Kernel> Pass<'a, E, K> {
     }
 
     /// Scan one run of panels for one panel of queries and take in what was reported.
-    fn scan_run(&mut self, group: usize, panels: Range<usize>, visit: Visit) {
+    fn scan_run(&mut self, group: usize, panels: Range<usize>, visit: Visit) -> Result<()> {
         let (task, job) = (self.task, self.task.job);
         let first = group * K::MR;
         let lanes = K::MR.min(self.queries.len() - first);
@@ -530,13 +558,13 @@ impl<'a, E: Element, K: Kernel> Pass<'a, E, K> {
             bars.open(m, self.states[first + m].floor, self.packed.terms[first + m]);
         }
         let panel = QueryPanel { codes: self.packed.panel(group), bars: &bars };
-        task.kernel.scan(&panel, &task.packed.run(panels.start, panels.end, visit), &mut self.hits);
+        task.kernel.scan(&panel, &task.packed.run(panels.start, panels.end, visit)?, &mut self.hits);
         for m in 0..K::MR {
             if m + 1 < lanes {
                 for &row in
-                    self.hits.rows(m + 1).iter().take(ROWS).filter(|&&row| (row as usize) < job.reference.rows())
+                    self.hits.rows(m + 1).iter().take(ROWS).filter(|&&row| (row as usize) < job.reference().rows())
                 {
-                    prefetch(job.reference.row(row as usize));
+                    prefetch(job.reference().row(row as usize));
                 }
             }
             let (rows, _) = self.hits.take(m);
@@ -546,10 +574,10 @@ impl<'a, E: Element, K: Kernel> Pass<'a, E, K> {
             let query = self.queries[first + m] as usize;
             self.scratch.rows.clear();
             // Panels are padded with rows that do not exist.
-            let counts = |row: usize| row < job.reference.rows() && !job.is_self(query, row);
+            let counts = |row: usize| row < job.reference().rows() && !job.is_self(query, row);
             self.scratch.rows.extend(rows.iter().filter(|&&row| counts(row as usize)));
             let state = &mut self.states[first + m];
-            job.score(&state.prepared, &mut self.scratch);
+            job.score(&state.prepared, &mut self.scratch)?;
             self.tally.0 += self.scratch.rows.len() as u64;
             let kth = state.nearest.kth();
             for (&row, &value) in self.scratch.rows.iter().zip(&self.scratch.values) {
@@ -565,5 +593,6 @@ impl<'a, E: Element, K: Kernel> Pass<'a, E, K> {
                 state.floor = state.floor.max(state.floors.below_value(kth.ranked_value(job.metric())));
             }
         }
+        Ok(())
     }
 }

@@ -1,9 +1,11 @@
-//! Everything a search can refuse, in one enum.
+//! Everything the core can refuse, in one enum.
 //!
 //! The texts are written for the person who made the call: each names the argument, what was wanted and what was
 //! given. The bindings add nothing to them; they only choose the exception type.
 
 use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
 
 /// Which input of a search an error speaks of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -191,12 +193,54 @@ pub enum Error {
         /// Purpose of the memory.
         what: &'static str,
     },
+    /// The system refused to open, read or write a file.
+    #[error("{}: could not {action}: {reason}", path.display())]
+    File {
+        /// The file as the caller named it.
+        path: PathBuf,
+        /// What was tried.
+        action: String,
+        /// The system's number for its reason, where it gave one.
+        code: Option<i32>,
+        /// The system's reason.
+        reason: String,
+    },
+    /// A file that was read, but is not what it should be.
+    #[error("{}: wanted {wanted}, found {found}", path.display())]
+    BadFile {
+        /// The file as the caller named it.
+        path: PathBuf,
+        /// What it should hold.
+        wanted: String,
+        /// What it holds.
+        found: String,
+    },
     /// The caller asked the search to stop.
     #[error("the search was cancelled")]
     Cancelled,
     /// The core broke one of its own rules.
     #[error("exactknn met an internal error (please report it as a bug): {0}")]
     Panic(String),
+}
+
+impl Error {
+    /// What the system said when `action` was tried on `path`.
+    pub(crate) fn file(path: &Path, action: impl Into<String>, error: &io::Error) -> Self {
+        let code = error.raw_os_error();
+        let mut reason = error.to_string();
+        // The number is kept beside the text.
+        if let Some(code) = code
+            && let Some(text) = reason.strip_suffix(&format!(" (os error {code})"))
+        {
+            reason.truncate(text.len());
+        }
+        Self::File { path: path.to_owned(), action: action.into(), code, reason }
+    }
+
+    /// `path` does not hold what it should.
+    pub(crate) fn bad_file(path: &Path, wanted: impl Into<String>, found: impl Into<String>) -> Self {
+        Self::BadFile { path: path.to_owned(), wanted: wanted.into(), found: found.into() }
+    }
 }
 
 /// Shorthand for results of this crate.

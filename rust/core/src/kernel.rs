@@ -17,6 +17,7 @@
 //! a bar that is not a number is reported: what cannot be compared must be rescored. The caller drops pairs of missing rows.
 
 use crate::level::Simd;
+use crate::saved::Stored;
 
 /// The largest `MR` of any kernel.
 pub(crate) const MAX_MR: usize = 16;
@@ -89,7 +90,7 @@ pub(crate) trait Kernel: Copy + Send + Sync {
     /// Whether the codes are so coarse that reference rows may be centred in float32 on their way.
     const COARSE: bool;
     /// One code of a row.
-    type Code: Copy + Default + Send + Sync + 'static;
+    type Code: Default + Stored;
 
     /// Encode a centred reference row into lane `lane` of its panel.
     fn encode_reference(simd: Simd, row: &Centred<'_>, lane: usize, panel: &mut [Self::Code]) -> ReferenceTerms;
@@ -163,13 +164,15 @@ pub(crate) struct Bars {
     /// [`QueryTerms::scale`] and [`QueryTerms::bias`] of each row.
     pub(crate) scale: [f32; MAX_MR],
     pub(crate) bias: [i32; MAX_MR],
+    /// Rows from this one on are closed.
+    pub(crate) rows: usize,
 }
 
 impl Bars {
     /// Bars that no key reaches.
     pub(crate) fn closed() -> Self {
         let zeros = [0.0; MAX_MR];
-        Self { floor: [f32::INFINITY; MAX_MR], alpha: zeros, beta: zeros, scale: zeros, bias: [0; MAX_MR] }
+        Self { floor: [f32::INFINITY; MAX_MR], alpha: zeros, beta: zeros, scale: zeros, bias: [0; MAX_MR], rows: 0 }
     }
 
     /// Hold row `m` against `floor`.
@@ -180,6 +183,7 @@ impl Bars {
         self.beta[m] = terms.beta;
         self.scale[m] = terms.scale;
         self.bias[m] = terms.bias;
+        self.rows = self.rows.max(m + 1);
     }
 
     /// Write the bars of all rows against a panel.

@@ -15,6 +15,9 @@
 //!
 //! [`RankSearch`] counts how many references come before given ones; `ranks` has its loops.
 //!
+//! [`Index`] keeps references, and the panels of step 3, for many searches.
+//! [`saved`] is the file of an index: checked tensors that are mapped, not read.
+//!
 //! The answer is the same bytes for every level, thread count and batch. See `docs/exactness.md` for the proof.
 
 mod arch;
@@ -26,6 +29,8 @@ mod bound;
 mod cancel;
 mod driver;
 mod error;
+mod index;
+mod kept;
 mod kernel;
 mod level;
 mod lp;
@@ -42,6 +47,7 @@ mod ranks;
 #[cfg(feature = "reference")]
 pub mod reference;
 mod rescore;
+pub mod saved;
 mod search;
 mod symmetric;
 mod topk;
@@ -50,9 +56,10 @@ pub use blocks::BlockSearch;
 pub use cancel::{Monitor, Report};
 pub use error::{Argument, Error, Result};
 pub use half::{bf16, f16};
+pub use index::{Index, Snapshot};
 pub use level::{LEVEL_VARIABLE, Level, Simd, active as active_level, set_level};
 pub use lp::Power;
-pub use matrix::{Element, MatrixRef, Output};
+pub use matrix::{Element, MatrixRef, Output, QueryRef};
 pub use metric::Metric;
 pub use pairwise::{Pairwise, PairwiseOptions};
 pub use plan::Options;

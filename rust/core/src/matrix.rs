@@ -240,6 +240,11 @@ impl<'a, E> MatrixRef<'a, E> {
         self.dim
     }
 
+    /// All rows, one after the other.
+    pub(crate) fn as_slice(&self) -> &'a [E] {
+        self.data
+    }
+
     /// One row.
     ///
     /// # Panics
@@ -253,10 +258,80 @@ impl<'a, E> MatrixRef<'a, E> {
 impl<E: Element> MatrixRef<'_, E> {
     /// The first NaN or infinity of the rows from `start` on, as an error that names it.
     pub(crate) fn first_non_finite(&self, argument: Argument, start: usize) -> Option<Error> {
-        (start..self.rows).find_map(|row| {
-            let column = self.row(row).iter().position(|x| !x.to_f64().is_finite())?;
-            Some(Error::NonFinite { argument, row, column, value: self.row(row)[column].to_f64() })
-        })
+        first_non_finite(*self, argument, start, E::to_f64)
+    }
+}
+
+fn first_non_finite<T: Copy>(
+    rows: MatrixRef<'_, T>,
+    argument: Argument,
+    start: usize,
+    to_f64: impl Fn(T) -> f64,
+) -> Option<Error> {
+    (start..rows.rows).find_map(|row| {
+        let (column, value) = rows.row(row).iter().map(|&x| to_f64(x)).enumerate().find(|(_, x)| !x.is_finite())?;
+        Some(Error::NonFinite { argument, row, column, value })
+    })
+}
+
+/// Query rows for references of type `E`: of that type too, or of the one that it is widened to.
+#[derive(Debug, Clone, Copy)]
+pub enum QueryRef<'a, E: Element> {
+    /// Of the references' own type.
+    Same(MatrixRef<'a, E>),
+    /// Widened already.
+    Wide(MatrixRef<'a, E::Wide>),
+}
+
+impl<'a, E: Element> QueryRef<'a, E> {
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        match self {
+            Self::Same(rows) => rows.rows(),
+            Self::Wide(rows) => rows.rows(),
+        }
+    }
+
+    /// Number of columns, at least 1.
+    pub fn dim(&self) -> usize {
+        match self {
+            Self::Same(rows) => rows.dim(),
+            Self::Wide(rows) => rows.dim(),
+        }
+    }
+
+    /// One row as numbers that arithmetic can load.
+    #[inline(always)]
+    pub(crate) fn widen<'s>(&self, row: usize, scratch: &'s mut Vec<E::Wide>) -> &'s [E::Wide]
+    where
+        'a: 's,
+    {
+        match self {
+            Self::Same(rows) => E::widen(rows.row(row), scratch),
+            Self::Wide(rows) => rows.row(row),
+        }
+    }
+
+    /// Whether these rows and `others` begin at the same place in memory.
+    pub(crate) fn begins_with(&self, others: MatrixRef<'_, E>) -> bool {
+        match self {
+            Self::Same(rows) => std::ptr::eq(rows.row(0), others.row(0)),
+            Self::Wide(_) => false,
+        }
+    }
+
+    /// The first NaN or infinity of the rows from `start` on, as an error that names it.
+    pub(crate) fn first_non_finite(&self, start: usize) -> Option<Error> {
+        match self {
+            Self::Same(rows) => rows.first_non_finite(Argument::Query, start),
+            Self::Wide(rows) => first_non_finite(*rows, Argument::Query, start, E::Wide::to_f64),
+        }
+    }
+}
+
+impl<'a, E: Element> From<MatrixRef<'a, E>> for QueryRef<'a, E> {
+    fn from(rows: MatrixRef<'a, E>) -> Self {
+        Self::Same(rows)
     }
 }
 

@@ -131,7 +131,7 @@ impl WithKernel for Tile {
         let frame = Frame::choose(simd, Metric::SqEuclidean, reference);
         let packed = PackedReference::<K>::pack(simd, &frame, reference, 1, &Monitor::new())?;
         let queries: Vec<u32> = (0..K::MR as u32).collect();
-        let query = PackedQuery::<K>::pack(simd, &frame, reference, &queries)?;
+        let query = PackedQuery::<K>::pack(simd, &frame, reference.into(), &queries)?;
         let mut bars = Bars::closed();
         for m in 0..K::MR {
             bars.open(m, f32::MAX, query.terms[m]);
@@ -139,7 +139,7 @@ impl WithKernel for Tile {
         let mut hits = Hits::new(K::MR, K::NR);
         Ok(Box::new(move || {
             let panel = QueryPanel { codes: query.panel(0), bars: &bars };
-            kernel.scan(&panel, &packed.run(0, panels, Visit::All), &mut hits);
+            kernel.scan(&panel, &packed.run(0, panels, Visit::All).expect("they lie in memory"), &mut hits);
             (2 * K::MR * rows * dim) as f64
         }))
     }

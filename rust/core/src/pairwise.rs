@@ -68,6 +68,7 @@ impl<'a, E: Element> Pairwise<'a, E> {
             k: 1,
             threads: self.options.threads.get(),
             double: E::DOUBLE,
+            packed: false,
             metric: self.options.metric,
         };
         plan::is_small(&problem, self.options.simd.level())

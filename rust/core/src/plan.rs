@@ -3,7 +3,7 @@
 //! ```text
 //! filter?  few references, or k a large share of them  ──> Direct: float64 values, no packing
 //!          no sum of squares or products               ──> Float32, if there is a bound at all
-//!          few queries                                 ──> Bare: float32 arithmetic on the rows as passed
+//!          few queries, and no panels kept             ──> Bare: float32 arithmetic on the rows as passed
 //!          a level that multiplies bytes               ──> Int8: packed codes, certified bound
 //!          else                                        ──> Float32: packed panels, certified bound
 //!          Int8 and Float32 are tried on some queries first: where too many rows survive, the next one down is used
@@ -147,13 +147,20 @@ pub(crate) struct Problem {
     pub(crate) threads: usize,
     /// Whether the rows are float64.
     pub(crate) double: bool,
+    /// Whether packed references are kept, so that packing them costs nothing.
+    pub(crate) packed: bool,
     pub(crate) metric: Metric,
 }
 
 impl Problem {
+    /// All pairs of a query and a reference.
+    pub(crate) fn pairs(&self) -> u64 {
+        (self.queries as u64).saturating_mul(self.references as u64)
+    }
+
     /// Multiply-adds of all pairs.
     pub(crate) fn work(&self) -> u64 {
-        (self.queries as u64).saturating_mul(self.references as u64).saturating_mul(self.dim as u64)
+        self.pairs().saturating_mul(self.dim as u64)
     }
 }
 
@@ -170,8 +177,10 @@ impl Problem {
     /// The filter to begin with.
     pub(crate) fn filter(&self, level: Level) -> Filter {
         let is_costly = self.metric.is_costly();
+        // Panels that are kept save few queries nothing but memory traffic, of which only codes need less than rows.
+        let packed = self.packed && self.packed_filter(level) == Filter::Int8;
         let direct_queries = match self.metric.geometry() {
-            _ if is_costly => 0,
+            _ if is_costly || packed => 0,
             Geometry::Lp => LP_DIRECT_QUERIES,
             Geometry::Euclidean | Geometry::Dot => DIRECT_QUERIES,
         };
@@ -182,7 +191,7 @@ impl Problem {
             || !self.metric.is_filterable()
         {
             Filter::Direct
-        } else if self.queries <= BARE_QUERIES && !self.double && self.metric.geometry() != Geometry::Lp {
+        } else if self.queries <= BARE_QUERIES && !packed && !self.double && self.metric.geometry() != Geometry::Lp {
             Filter::Bare
         } else {
             self.packed_filter(level)
@@ -193,6 +202,14 @@ impl Problem {
     pub(crate) fn packed_filter(&self, level: Level) -> Filter {
         let has_int8 = arch::has_int8(level) && self.metric.geometry() != Geometry::Lp;
         if has_int8 && self.dim <= LARGEST_INT8_DIM { Filter::Int8 } else { Filter::Float32 }
+    }
+
+    /// The filter that wants panels, if any does.
+    pub(crate) fn filter_of_panels(&self, level: Level) -> Option<Filter> {
+        match self.filter(level) {
+            Filter::Direct | Filter::Bare => None,
+            packed => Some(packed),
+        }
     }
 
     /// The filter to begin with for ranks.
@@ -325,7 +342,7 @@ mod tests {
     use super::*;
 
     fn problem(queries: usize, references: usize, dim: usize, k: usize, threads: usize) -> Problem {
-        Problem { queries, references, dim, k, threads, double: false, metric: Metric::SqEuclidean }
+        Problem { queries, references, dim, k, threads, double: false, packed: false, metric: Metric::SqEuclidean }
     }
 
     #[test]

@@ -23,10 +23,11 @@ use rayon::prelude::*;
 use crate::arch::{self, WithKernel};
 use crate::bound::{Floor, sure_bar};
 use crate::cancel::{Filter, Monitor};
-use crate::error::{Argument, Error, Result, try_vec};
+use crate::error::{Error, Result, try_vec};
+use crate::kept::{Panels, References};
 use crate::kernel::{Bars, Hits, Kernel, QueryPanel, Visit};
 use crate::level::Simd;
-use crate::matrix::{Element, MatrixRef, Output};
+use crate::matrix::{Element, MatrixRef, Output, QueryRef};
 use crate::metric::Metric;
 use crate::order::Neighbour;
 use crate::pack::{Frame, PackedQuery, PackedReference, check_finite, try_zeroed};
@@ -83,10 +84,11 @@ pub struct Within<T> {
 }
 
 /// A search by radius whose arguments were found good.
-#[derive(Clone, Copy)]
-pub struct RadiusSearch<'a, E> {
-    query: MatrixRef<'a, E>,
-    reference: MatrixRef<'a, E>,
+#[derive(Clone)]
+pub struct RadiusSearch<'a, E: Element> {
+    query: QueryRef<'a, E>,
+    /// The references, in parts that follow one another; one, unless they come from an index.
+    parts: Vec<References<'a, E>>,
     options: RadiusOptions,
 }
 
@@ -96,26 +98,44 @@ impl<'a, E: Element> RadiusSearch<'a, E> {
     /// # Errors
     /// [`Error::BadRadius`], [`Error::DimensionMismatch`] and [`Error::ReferenceLacksQueries`].
     pub fn new(query: MatrixRef<'a, E>, reference: MatrixRef<'a, E>, options: RadiusOptions) -> Result<Self> {
+        Self::of_parts(query.into(), vec![References::passing(reference)], options)
+    }
+
+    /// The same for references in parts.
+    pub(crate) fn of_parts(
+        query: QueryRef<'a, E>,
+        parts: Vec<References<'a, E>>,
+        options: RadiusOptions,
+    ) -> Result<Self> {
         if !options.radius.is_finite() {
             return Err(Error::BadRadius { given: options.radius });
         }
-        if query.dim() != reference.dim() {
-            return Err(Error::DimensionMismatch { query: query.dim(), reference: reference.dim() });
+        for part in &parts {
+            if query.dim() != part.rows.dim() {
+                return Err(Error::DimensionMismatch { query: query.dim(), reference: part.rows.dim() });
+            }
         }
-        if options.exclude_self && reference.rows() < query.rows() {
-            return Err(Error::ReferenceLacksQueries { queries: query.rows(), references: reference.rows() });
+        let search = Self { query, parts, options };
+        let (queries, references) = (query.rows(), search.references());
+        if options.exclude_self && references < queries {
+            return Err(Error::ReferenceLacksQueries { queries, references });
         }
-        Ok(Self { query, reference, options })
+        Ok(search)
+    }
+
+    fn references(&self) -> usize {
+        self.parts.iter().map(|part| part.rows.rows()).sum()
     }
 
     fn problem(&self) -> Problem {
         Problem {
             queries: self.query.rows(),
-            references: self.reference.rows(),
+            references: self.references(),
             dim: self.query.dim(),
             k: 1,
             threads: self.options.threads.get(),
             double: E::DOUBLE,
+            packed: false,
             metric: self.options.metric,
         }
     }
@@ -139,11 +159,11 @@ impl<'a, E: Element> RadiusSearch<'a, E> {
     }
 
     fn run_here(&self, monitor: &Monitor) -> Result<Within<E::Output>> {
-        if let Some(error) = self.query.first_non_finite(Argument::Query, 0) {
+        if let Some(error) = self.query.first_non_finite(0) {
             return Err(error);
         }
         let edge = Edge::new::<E::Output>(self.options.metric, self.options.radius);
-        let nothing = edge.excludes_all() || self.query.rows() == 0 || self.reference.rows() == 0;
+        let nothing = edge.excludes_all() || self.query.rows() == 0 || self.references() == 0;
         let mut problem = self.problem();
         if self.is_small() {
             problem.threads = 1;
@@ -151,19 +171,48 @@ impl<'a, E: Element> RadiusSearch<'a, E> {
         let with_values = self.options.values;
         if nothing {
             // Nothing to search, but what was passed must still be good.
-            if let Some(error) = self.reference.first_non_finite(Argument::Reference, 0) {
-                return Err(error);
+            for part in &self.parts {
+                part.verify(0..part.rows.rows())?;
+                check_finite(part.rows, problem.threads)?;
             }
             return join(Vec::new(), self.query.rows(), with_values, problem.threads);
         }
-        let (query, reference, options) = (self.query, self.reference, &self.options);
-        let mirrored = self.is_mirrored();
-        let parts = Job { query, reference, options, edge, problem, monitor, mirrored }.run()?;
-        if mirrored {
-            join_mirrored(parts, with_values)
-        } else {
-            join(parts, query.rows(), with_values, problem.threads)
+        monitor.begin(problem.pairs());
+        let (query, options, mirrored) = (self.query, &self.options, self.is_mirrored());
+        let job = |references: References<'a, E>, first_row| {
+            let problem = Problem { references: references.rows.rows(), packed: references.kept.is_some(), ..problem };
+            Job { query, references, options, edge, problem, monitor, mirrored, first_row }
+        };
+        if let [part] = self.parts[..] {
+            let job = job(part, 0);
+            let found = job.run(|splits| job.finish(job.gather(splits)?))?;
+            return if mirrored {
+                join_mirrored(found, with_values)
+            } else {
+                join(found, query.rows(), with_values, problem.threads)
+            };
         }
+        // What is found in one part stays unordered until the last has been searched.
+        let mut all = nothing_found(query.rows())?;
+        let mut first_row = 0;
+        for &part in &self.parts {
+            let job = job(part, first_row);
+            for (whole, found) in all.iter_mut().zip(job.run(|splits| job.gather(splits))?.into_iter().flatten()) {
+                whole.append(found, first_row)?;
+            }
+            first_row += part.rows.rows();
+        }
+        let job = job(self.parts[0], 0);
+        let mut chunks = Vec::new();
+        while !all.is_empty() {
+            chunks.push(all.split_off(all.len().saturating_sub(CHUNK_ROWS)));
+        }
+        let finished: Vec<Part<E::Output>> = if problem.threads == 1 {
+            chunks.into_iter().rev().map(|chunk| job.finish(chunk)).collect::<Result<_>>()?
+        } else {
+            chunks.into_par_iter().rev().with_max_len(1).map(|chunk| job.finish(chunk)).collect::<Result<_>>()?
+        };
+        join(finished, query.rows(), with_values, problem.threads)
     }
 
     /// Whether every pair can be found from one of its sides. By value the order may need more than the rounded values.
@@ -171,8 +220,8 @@ impl<'a, E: Element> RadiusSearch<'a, E> {
         self.options.order == RowOrder::Row
             && self.options.metric.is_symmetric()
             && self.query.rows() >= MIRRORED_ROWS
-            && self.query.rows() == self.reference.rows()
-            && std::ptr::eq(self.query.row(0), self.reference.row(0))
+            && matches!(self.parts[..], [part] if self.query.rows() == part.rows.rows()
+                && self.query.begins_with(part.rows))
     }
 }
 
@@ -210,13 +259,24 @@ struct Limits {
     sure: f32,
 }
 
-/// What one query of a task has found; [`Job::finish`] brings it into its order.
+/// What one query has found; [`Job::finish`] brings it into its order.
 #[derive(Default)]
 struct Found {
     /// Where no value is needed; else empty.
     rows: Vec<u32>,
     /// Where values are needed; else empty.
     neighbours: Vec<Neighbour>,
+}
+
+impl Found {
+    /// Take in what another search found among references of which `first_row` is the first.
+    fn append(&mut self, more: Self, first_row: usize) -> Result<()> {
+        reserve(&mut self.rows, more.rows.len())?;
+        reserve(&mut self.neighbours, more.neighbours.len())?;
+        self.rows.extend(more.rows.iter().map(|row| row + first_row as u32));
+        self.neighbours.extend(more.neighbours.iter().map(|neighbour| neighbour.moved(first_row)));
+        Ok(())
+    }
 }
 
 /// What the queries of a chunk have found, in its final order.
@@ -234,38 +294,43 @@ struct Scratch<E: Element> {
     rows: Vec<u32>,
     values: Vec<f64>,
     wide: Widened<E>,
+    query: Vec<E::Wide>,
 }
 
 impl<E: Element> Scratch<E> {
     fn new() -> Self {
-        Self { sure: Vec::new(), rows: Vec::new(), values: Vec::new(), wide: Widened::new() }
+        Self { sure: Vec::new(), rows: Vec::new(), values: Vec::new(), wide: Widened::new(), query: Vec::new() }
     }
 }
 
-struct Job<'a, E> {
-    query: MatrixRef<'a, E>,
-    reference: MatrixRef<'a, E>,
+struct Job<'a, E: Element> {
+    query: QueryRef<'a, E>,
+    references: References<'a, E>,
     options: &'a RadiusOptions,
     edge: Edge,
     problem: Problem,
     monitor: &'a Monitor,
     /// Queries and references are the same rows, and a query leaves out those before itself.
     mirrored: bool,
+    /// Number of the first reference row.
+    first_row: usize,
 }
 
 impl<E: Element> Job<'_, E> {
-    fn run(&self) -> Result<Vec<Part<E::Output>>> {
+    /// Search all queries, and do `last` with what the splits of a chunk of them have found.
+    fn run<T: Send>(&self, last: impl Fn(Vec<Vec<Found>>) -> Result<T> + Sync) -> Result<Vec<T>> {
         let filter = match self.problem.filter(self.options.simd.level()) {
             Filter::Direct => {
-                check_finite(self.reference, self.problem.threads)?;
+                self.references.verify(0..self.references.rows.rows())?;
+                check_finite(self.references.rows, self.problem.threads)?;
                 let plan = self.plan(Filter::Direct);
-                return self.run_tasks(&plan, |queries, split| self.scan_direct(&plan, queries, split));
+                return self.run_tasks(&plan, |queries, split| self.scan_direct(&plan, queries, split), last);
             }
             // Few queries are not worth a way of their own here: an answer may be large.
             Filter::Bare => self.problem.packed_filter(self.options.simd.level()),
             packed => packed,
         };
-        arch::with_filter(self.options.simd, self.options.metric, filter, Filtered { job: self, filter })
+        arch::with_filter(self.options.simd, self.options.metric, filter, Filtered { job: self, filter, last })
     }
 
     fn plan(&self, filter: Filter) -> Plan {
@@ -273,24 +338,25 @@ impl<E: Element> Job<'_, E> {
         Plan { chunk: plan.chunk.min(CHUNK_ROWS), ..plan }
     }
 
-    /// Run `scan` on every task and put together what each chunk of queries found.
-    fn run_tasks<F>(&self, plan: &Plan, scan: F) -> Result<Vec<Part<E::Output>>>
+    /// Run `scan` on every task and `last` on what each chunk of queries found.
+    fn run_tasks<F, L, T>(&self, plan: &Plan, scan: F, last: L) -> Result<Vec<T>>
     where
         F: Fn(Range<usize>, usize) -> Result<Vec<Found>> + Sync,
+        L: Fn(Vec<Vec<Found>>) -> Result<T> + Sync,
+        T: Send,
     {
-        self.monitor.begin(self.problem.queries as u64 * self.problem.references as u64);
         let chunks = 0..self.problem.queries.div_ceil(plan.chunk);
         let rows = |chunk| plan.chunk_of(&(0..self.problem.queries), chunk);
         if plan.splits == 1 && self.problem.threads == 1 {
             // Stay on this thread: small searches do not wait for a pool.
-            return chunks.map(|chunk| self.finish(vec![scan(rows(chunk), 0)?])).collect();
+            return chunks.map(|chunk| last(vec![scan(rows(chunk), 0)?])).collect();
         }
         chunks
             .into_par_iter()
             .with_max_len(1)
             .map(|chunk| {
                 let splits = (0..plan.splits).into_par_iter().with_max_len(1);
-                self.finish(splits.map(|split| scan(rows(chunk), split)).collect::<Result<_>>()?)
+                last(splits.map(|split| scan(rows(chunk), split)).collect::<Result<_>>()?)
             })
             .collect()
     }
@@ -303,7 +369,7 @@ impl<E: Element> Job<'_, E> {
     /// Whether a pair is the query itself, or one that is found from the other side.
     #[inline(always)]
     fn is_left_out(&self, query: usize, reference: usize) -> bool {
-        (self.options.exclude_self && query == reference) || (self.mirrored && reference < query)
+        (self.options.exclude_self && query == self.first_row + reference) || (self.mirrored && reference < query)
     }
 
     /// Add what is inside among the rows in `scratch` to `found`.
@@ -313,8 +379,10 @@ impl<E: Element> Job<'_, E> {
         if scratch.rows.is_empty() {
             return Ok(());
         }
-        let prepared = Prepared::new(self.options.metric, self.query.row(query));
-        score(self.options.simd, &prepared, self.reference, &scratch.rows, &mut scratch.wide, &mut scratch.values);
+        let prepared = Prepared::of_wide::<E>(self.options.metric, self.query.widen(query, &mut scratch.query));
+        self.references.verify_each(&scratch.rows)?;
+        let references = self.references.rows;
+        score(self.options.simd, &prepared, references, &scratch.rows, &mut scratch.wide, &mut scratch.values);
         let scored = scratch.rows.iter().zip(&scratch.values).filter(|(_, value)| self.edge.holds(**value));
         if self.is_measured() {
             reserve(&mut found.neighbours, scratch.rows.len())?;
@@ -329,10 +397,10 @@ impl<E: Element> Job<'_, E> {
     }
 
     fn scan_direct(&self, plan: &Plan, queries: Range<usize>, split: usize) -> Result<Vec<Found>> {
-        let references = plan.split(self.reference.rows(), split);
+        let references = plan.split(self.references.rows.rows(), split);
         let mut found = nothing_found(queries.len())?;
         let mut scratch = Scratch::new();
-        let block = plan::block_rows(self.reference.dim() * size_of::<E>()).max(DIRECT_BLOCK_ROWS);
+        let block = plan::block_rows(self.query.dim() * size_of::<E>()).max(DIRECT_BLOCK_ROWS);
         for start in references.clone().step_by(block) {
             let end = (start + block).min(references.end);
             for (i, found) in queries.clone().zip(&mut found) {
@@ -346,18 +414,20 @@ impl<E: Element> Job<'_, E> {
         Ok(found)
     }
 
-    /// Join the splits of a chunk of queries and bring each query's rows into their order.
-    fn finish(&self, splits: Vec<Vec<Found>>) -> Result<Part<E::Output>> {
+    /// Join the splits of a chunk of queries.
+    fn gather(&self, splits: Vec<Vec<Found>>) -> Result<Vec<Found>> {
         let mut splits = splits.into_iter();
         let mut found = splits.next().unwrap_or_default();
         for split in splits {
-            for (whole, mut more) in found.iter_mut().zip(split) {
-                reserve(&mut whole.rows, more.rows.len())?;
-                reserve(&mut whole.neighbours, more.neighbours.len())?;
-                whole.rows.append(&mut more.rows);
-                whole.neighbours.append(&mut more.neighbours);
+            for (whole, more) in found.iter_mut().zip(split) {
+                whole.append(more, 0)?;
             }
         }
+        Ok(found)
+    }
+
+    /// Bring the rows of each query of a chunk into their order.
+    fn finish(&self, found: Vec<Found>) -> Result<Part<E::Output>> {
         let mut counts = try_vec(found.len(), FOUND)?;
         counts.extend(found.iter().map(|found| found.rows.len() + found.neighbours.len()));
         let total = counts.iter().sum();
@@ -397,23 +467,24 @@ fn nothing_found(queries: usize) -> Result<Vec<Found>> {
 }
 
 /// A search with a filter.
-struct Filtered<'a, E: Element> {
+struct Filtered<'a, E: Element, L> {
     job: &'a Job<'a, E>,
     filter: Filter,
+    /// What to do with the splits of a chunk of queries.
+    last: L,
 }
 
-impl<E: Element> WithKernel for Filtered<'_, E> {
-    type Output = Result<Vec<Part<E::Output>>>;
+impl<E: Element, T: Send, L: Fn(Vec<Vec<Found>>) -> Result<T> + Sync> WithKernel for Filtered<'_, E, L> {
+    type Output = Result<Vec<T>>;
 
     fn run<K: Kernel + 'static>(self, kernel: K) -> Self::Output {
         let job = self.job;
-        let frame = Frame::choose(job.options.simd, job.options.metric, job.reference);
-        let packed =
-            PackedReference::<K>::pack(job.options.simd, &frame, job.reference, job.problem.threads, job.monitor)?;
+        let panels =
+            job.references.panels::<K>(job.options.simd, job.options.metric, job.problem.threads, job.monitor)?;
+        let Panels { frame, packed } = &*panels;
         let plan = job.plan(self.filter);
-        job.run_tasks(&plan, |queries, split| {
-            FilteredTask { job, kernel, frame: &frame, packed: &packed, queries }.scan(&plan, split)
-        })
+        let scan = |queries, split| FilteredTask { job, kernel, frame, packed, queries }.scan(&plan, split);
+        job.run_tasks(&plan, scan, self.last)
     }
 }
 
@@ -455,7 +526,7 @@ impl<E: Element, K: Kernel> FilteredTask<'_, E, K> {
 
     /// Pairs of these queries with the rows of `panels`.
     fn cells(&self, panels: Range<usize>) -> u64 {
-        let rows = self.job.reference.rows();
+        let rows = self.job.references.rows.rows();
         (((panels.end * K::NR).min(rows) - (panels.start * K::NR).min(rows)) * self.queries.len()) as u64
     }
 
@@ -490,7 +561,7 @@ impl<E: Element, K: Kernel> FilteredTask<'_, E, K> {
             bars.open(m, limits[first + m].out, query.terms[first + m]);
         }
         let panel = QueryPanel { codes: query.panel(group), bars: &bars };
-        self.kernel.scan(&panel, &self.packed.run(panels.start, panels.end, Visit::All), hits);
+        self.kernel.scan(&panel, &self.packed.run(panels.start, panels.end, Visit::All)?, hits);
         for m in 0..K::MR {
             let (rows, keys) = hits.take(m);
             if m >= lanes {
@@ -499,8 +570,9 @@ impl<E: Element, K: Kernel> FilteredTask<'_, E, K> {
             let i = first + m;
             let (number, sure) = (self.queries.start + i, limits[i].sure);
             // Panels are padded with rows that do not exist.
-            let exists =
-                |row: u32| (row as usize) < self.job.reference.rows() && !self.job.is_left_out(number, row as usize);
+            let exists = |row: u32| {
+                (row as usize) < self.job.references.rows.rows() && !self.job.is_left_out(number, row as usize)
+            };
             scratch.rows.clear();
             if sure == f32::INFINITY {
                 scratch.rows.extend(rows.iter().filter(|row| exists(**row)));

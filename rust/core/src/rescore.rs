@@ -134,8 +134,11 @@ pub(crate) struct Prepared {
 
 impl Prepared {
     pub(crate) fn new<E: Element>(metric: Metric, row: &[E]) -> Self {
-        let mut scratch = Vec::new();
-        let wide = E::widen(row, &mut scratch);
+        Self::of_wide::<E>(metric, E::widen(row, &mut Vec::new()))
+    }
+
+    /// The same for a row that is widened already.
+    pub(crate) fn of_wide<E: Element>(metric: Metric, wide: &[E::Wide]) -> Self {
         let unit =
             if metric.normalizes() { unit_scale::<E>(wide) } else { UnitScale { pre: 1.0, inverse: 1.0, norm2: 1.0 } };
         let row = match metric {

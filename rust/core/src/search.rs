@@ -47,6 +47,7 @@ impl<'a, E: Element> Search<'a, E> {
             k: self.options.k,
             threads: self.options.threads.get(),
             double: E::DOUBLE,
+            packed: false,
             metric: self.options.metric,
         }
     }
@@ -89,15 +90,8 @@ impl<'a, E: Element> Search<'a, E> {
         if self.is_small() {
             problem.threads = 1;
         }
-        let job = Job {
-            query: self.query,
-            reference: self.reference,
-            options: &self.options,
-            problem,
-            monitor,
-            first_row: 0,
-            bars: &[],
-        };
+        monitor.begin(problem.pairs());
+        let job = Job::whole(self.query, self.reference, &self.options, problem, monitor);
         job.run(Out::Answer(&mut values, &mut rows))?;
         Ok(Neighbours { values, rows })
     }

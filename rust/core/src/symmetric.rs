@@ -103,7 +103,7 @@ impl<'a, E: Element, K: Kernel> SelfSearch<'a, E, K> {
         queries: Range<usize>,
     ) -> Option<Self> {
         let scan_both = K::SCAN_BOTH?;
-        let same_rows = job.options.exclude_self && std::ptr::eq(job.query.row(0), job.reference.row(0));
+        let same_rows = job.options.exclude_self && job.query.begins_with(job.reference());
         if !same_rows || !job.metric().is_symmetric() {
             return None;
         }
@@ -169,13 +169,13 @@ impl<'a, E: Element, K: Kernel> SelfSearch<'a, E, K> {
         let mut block = try_vec(rows.len(), "candidates")?;
         for &(shift, size) in &side.packed.shifts {
             block.push(Candidates {
-                nearest: Nearest::new(job.problem.k, job.reference.rows())?,
+                nearest: Nearest::new(job.problem.k, job.reference().rows())?,
                 floor: f32::NEG_INFINITY,
                 floors: Floor::new(job.metric(), job.query.dim(), shift, size, self.frame.scale2(), roundoff),
             });
         }
         let mut buffers = Buffers::new::<K>();
-        for others in [rows, 0..self.queries.start, self.queries.end..job.reference.rows()] {
+        for others in [rows, 0..self.queries.start, self.queries.end..job.reference().rows()] {
             self.one_sided(&side, &mut block, others, &mut buffers)?;
         }
         Ok(block)
@@ -208,8 +208,8 @@ impl<'a, E: Element, K: Kernel> SelfSearch<'a, E, K> {
                         bars.open(m, block[i].floor, side.packed.terms[i]);
                     }
                     let panel = QueryPanel { codes: side.packed.panel(group), bars: &bars };
-                    self.kernel.scan(&panel, &self.packed.run(at, until, Visit::All), &mut buffers.hits);
-                    self.score(side, group, &others, buffers);
+                    self.kernel.scan(&panel, &self.packed.run(at, until, Visit::All)?, &mut buffers.hits);
+                    self.score(side, group, &others, buffers)?;
                     for &(i, row, value) in &buffers.found {
                         block[i as usize].nearest.push(Neighbour::new::<E::Output>(self.job.metric(), value, row));
                     }
@@ -253,9 +253,9 @@ impl<'a, E: Element, K: Kernel> SelfSearch<'a, E, K> {
                         columns.open(m, offset, terms);
                     }
                     let panel = QueryPanel { codes: side.packed.panel(group), bars: &bars };
-                    let run = self.packed.run(run.start, run.end, Visit::All);
+                    let run = self.packed.run(run.start, run.end, Visit::All)?;
                     (self.scan_both)(self.kernel, &panel, &run, &columns, &mut buffers.hits);
-                    self.score(&side, group, &rows, &mut buffers);
+                    self.score(&side, group, &rows, &mut buffers)?;
                     if buffers.found.len() > MOST_FOUND {
                         self.enter_both(&side, &rows, (&blocks[i], &blocks[j]), &mut buffers.found);
                     }
@@ -293,7 +293,7 @@ impl<'a, E: Element, K: Kernel> SelfSearch<'a, E, K> {
     }
 
     /// Form the values of the pairs that were reported, those of other rows than `others` and of a row with itself left out.
-    fn score(&self, side: &Side<K>, group: usize, others: &Range<usize>, buffers: &mut Buffers<E>) {
+    fn score(&self, side: &Side<K>, group: usize, others: &Range<usize>, buffers: &mut Buffers<E>) -> Result<()> {
         let first = group * K::MR;
         let lanes = K::MR.min(side.rows.len() - first);
         let mut scored = 0;
@@ -301,7 +301,7 @@ impl<'a, E: Element, K: Kernel> SelfSearch<'a, E, K> {
             if m + 1 < lanes {
                 for &row in buffers.hits.rows(m + 1).iter().take(ROWS).filter(|&&row| others.contains(&(row as usize)))
                 {
-                    prefetch(self.job.reference.row(row as usize));
+                    prefetch(self.job.reference().row(row as usize));
                 }
             }
             let (rows, _) = buffers.hits.take(m);
@@ -313,11 +313,12 @@ impl<'a, E: Element, K: Kernel> SelfSearch<'a, E, K> {
             scratch.rows.clear();
             let counts = |row: usize| others.contains(&row) && row != side.rows.start + i;
             scratch.rows.extend(rows.iter().filter(|&&row| counts(row as usize)));
-            self.job.score(&side.prepared[i], scratch);
+            self.job.score(&side.prepared[i], scratch)?;
             scored += scratch.rows.len();
             buffers.found.extend(scratch.rows.iter().zip(&scratch.values).map(|(&row, &value)| (i as u32, row, value)));
         }
         self.job.monitor.tally(scored as u64, 0);
+        Ok(())
     }
 }
 
@@ -348,8 +349,8 @@ mod tests {
         fn run<K: Kernel>(self, kernel: K) -> Self::Output {
             let Self { job, queries } = self;
             let scan_both = K::SCAN_BOTH?;
-            let frame = Frame::choose(job.options.simd, job.metric(), job.reference);
-            let packed = PackedReference::<K>::pack(job.options.simd, &frame, job.reference, 1, job.monitor);
+            let frame = Frame::choose(job.options.simd, job.metric(), job.reference());
+            let packed = PackedReference::<K>::pack(job.options.simd, &frame, job.reference(), 1, job.monitor);
             let packed = packed.expect("finite");
             let len = queries.len() * job.problem.k;
             let (mut values, mut rows) = (vec![E::Output::default(); len], vec![0; len]);
@@ -375,10 +376,11 @@ mod tests {
                 k,
                 threads: threads.get(),
                 double: E::DOUBLE,
+                packed: false,
             };
             let monitor = Monitor::new();
             monitor.begin(queries.len() as u64 * reference.rows() as u64);
-            let job = Job { query, reference, options: &options, problem, monitor: &monitor, first_row: 0, bars: &[] };
+            let job = Job::whole(query, reference, &options, problem, &monitor);
             let pool = PoolHandle::get(threads).expect("a pool");
             let tiles = Tiles { job: &job, queries: queries.clone() };
             let Some((values, rows)) = pool.pool().install(|| arch::with_int8(simd, tiles)) else { continue };
@@ -386,7 +388,7 @@ mod tests {
             for (at, i) in queries.clone().enumerate() {
                 scratch.rows.clear();
                 scratch.rows.extend(all.iter().filter(|&&row| row as usize != i));
-                job.score(&Prepared::new(metric, query.row(i)), &mut scratch);
+                job.score(&Prepared::new(metric, query.row(i)), &mut scratch).expect("in memory");
                 let mut wanted: Vec<Neighbour> = (scratch.rows.iter().zip(&scratch.values))
                     .map(|(&row, &value)| Neighbour::new::<E::Output>(metric, value, row))
                     .collect();

@@ -20,6 +20,23 @@ pub(crate) enum Kind {
     Bf16,
 }
 
+impl Kind {
+    /// The name of the type.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "float32",
+            Self::F64 => "float64",
+            Self::F16 => "float16",
+            Self::Bf16 => "bfloat16",
+        }
+    }
+
+    /// The type that rows are widened to.
+    pub(crate) fn wide(self) -> Self {
+        if self == Self::F64 { Self::F64 } else { Self::F32 }
+    }
+}
+
 /// The element type of `array`; `bfloat16` arrives as 16-bit patterns.
 pub(crate) fn kind(array: &Bound<'_, PyUntypedArray>, argument: Argument, bfloat16: bool) -> PyResult<Kind> {
     let py = array.py();
@@ -69,6 +86,8 @@ pub(crate) trait Stored: Element {
     type Storage: numpy::Element;
     /// View stored numbers as numbers of the core.
     fn cast(stored: &[Self::Storage]) -> &[Self];
+    /// Numbers of the core as NumPy stores them.
+    fn into_storage(numbers: Vec<Self>) -> Vec<Self::Storage>;
 }
 
 macro_rules! stored_as_itself {
@@ -77,6 +96,9 @@ macro_rules! stored_as_itself {
             type Storage = $ty;
             fn cast(stored: &[$ty]) -> &[$ty] {
                 stored
+            }
+            fn into_storage(numbers: Vec<$ty>) -> Vec<$ty> {
+                numbers
             }
         }
     )*};
@@ -88,6 +110,10 @@ impl Stored for bf16 {
     fn cast(stored: &[u16]) -> &[Self] {
         use half::slice::HalfBitsSliceExt;
         stored.reinterpret_cast()
+    }
+    fn into_storage(numbers: Vec<Self>) -> Vec<u16> {
+        use half::vec::HalfFloatVecExt;
+        numbers.reinterpret_into()
     }
 }
 

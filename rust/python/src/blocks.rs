@@ -11,7 +11,7 @@ use crate::Threads;
 use crate::array::{Kind, Stored, borrow, common_kind, kind, matrix};
 use crate::error::IntoPy;
 use crate::interrupt;
-use crate::search::{count, positive_threads, threads_or_default};
+use crate::search::{Pair, count, positive_threads, threads_or_default};
 
 /// The k nearest of fixed queries among references that come block by block.
 #[pyclass(name = "BlockSearch", module = "exactknn._core", frozen)]
@@ -80,7 +80,7 @@ impl PyBlockSearch {
         Ok(())
     }
 
-    fn result_as<E: Stored>(&self, py: Python<'_>, queries: usize) -> PyResult<(Py<PyAny>, Py<PyAny>)>
+    fn result_as<E: Stored>(&self, py: Python<'_>, queries: usize) -> PyResult<Pair>
     where
         E::Output: numpy::Element,
     {
@@ -140,15 +140,17 @@ impl PyBlockSearch {
     }
 
     /// Distances and indices among all references so far.
-    fn result(&self, py: Python<'_>) -> PyResult<(Py<PyAny>, Py<PyAny>)> {
+    fn result(&self, py: Python<'_>) -> PyResult<Pair> {
         with_element!(self.kind, E => self.result_as::<E>(py, self.queries(py)))
     }
 
     /// What `restore` needs to go on from here: the float64 numbers that order the neighbours, and their rows.
-    fn state<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyArray2<f64>>, Bound<'py, PyArray2<i64>>)> {
+    fn state(&self, py: Python<'_>) -> PyResult<Pair> {
         let (ranks, rows) = self.search()?.state().into_py()?;
         let shape = [self.queries(py), self.k];
-        Ok((ranks.into_pyarray(py).reshape(shape)?, rows.into_pyarray(py).reshape(shape)?))
+        let ranks = ranks.into_pyarray(py).reshape(shape)?;
+        let rows = rows.into_pyarray(py).reshape(shape)?;
+        Ok((ranks.into_any().unbind(), rows.into_any().unbind()))
     }
 
     /// Go on from what `state` gave after `rows` references.

@@ -1,7 +1,9 @@
 //! The only map from the core's errors to Python exceptions.
 
+use std::ffi::OsString;
+
 use exactknn_core::Error;
-use pyo3::exceptions::{PyKeyboardInterrupt, PyMemoryError, PyRuntimeError, PyValueError};
+use pyo3::exceptions::{PyKeyboardInterrupt, PyMemoryError, PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
 /// Turns a core result into a Python one.
@@ -18,9 +20,21 @@ impl<T> IntoPy<T> for Result<T, Error> {
                 Error::OutOfMemory { .. } => PyMemoryError::new_err(text),
                 Error::Cancelled => PyKeyboardInterrupt::new_err(text),
                 Error::Panic(_) | Error::NoThreads { .. } => PyRuntimeError::new_err(text),
+                Error::File { path, action, code: Some(code), reason } => {
+                    os_error(code, format!("could not {action}: {reason}"), path.into_os_string())
+                }
+                Error::File { .. } => PyOSError::new_err(text),
                 // Everything else is an argument that cannot be used; new kinds of refusal included.
                 _ => PyValueError::new_err(text),
             }
         })
     }
+}
+
+/// The subclass of OSError that belongs to the number: FileNotFoundError, PermissionError.
+fn os_error(code: i32, text: String, path: OsString) -> PyErr {
+    // Only a call of the type picks the subclass on every version of Python. The last place is the number on Windows;
+    // elsewhere it is ignored.
+    let raised = Python::attach(|py| py.get_type::<PyOSError>().call1((code, text, path, code)).map(PyErr::from_value));
+    raised.unwrap_or_else(|error| error)
 }

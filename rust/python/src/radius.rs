@@ -21,7 +21,7 @@ struct Call {
 }
 
 /// Row pointer, reference rows and, when wanted, distances.
-type Answer = (Py<PyAny>, Py<PyAny>, Option<Py<PyAny>>);
+pub(crate) type Answer = (Py<PyAny>, Py<PyAny>, Option<Py<PyAny>>);
 
 /// The reference rows within a radius of each query row.
 #[pyfunction]

@@ -43,6 +43,9 @@ pub(crate) fn positive_threads(given: &Bound<'_, PyAny>) -> PyResult<Threads> {
         .into_py()
 }
 
+/// Distances and indices.
+pub(crate) type Pair = (Py<PyAny>, Py<PyAny>);
+
 thread_local! {
     static LAST: Cell<Option<Report>> = const { Cell::new(None) };
 }
@@ -90,7 +93,7 @@ pub(crate) fn knn<'py>(
     num_threads: Option<&Bound<'py, PyAny>>,
     progress: Option<&Bound<'py, PyAny>>,
     p: Option<f64>,
-) -> PyResult<(Py<PyAny>, Py<PyAny>)> {
+) -> PyResult<Pair> {
     let py = query.py();
     let reference = reference.unwrap_or(query);
     let call = Call {
@@ -113,7 +116,7 @@ fn run<'py, E: Stored>(
     reference: &Bound<'py, PyUntypedArray>,
     call: &Call,
     progress: Option<&Bound<'py, PyAny>>,
-) -> PyResult<(Py<PyAny>, Py<PyAny>)>
+) -> PyResult<Pair>
 where
     E::Output: numpy::Element,
 {

@@ -31,7 +31,8 @@ fn judge(simd: Simd, metric: Metric, query: MatrixRef<'_, f32>, refs: MatrixRef<
     let frame = Frame::choose(simd, metric, refs);
     // The queries' shifts do not depend on the kernel.
     let rows: Vec<u32> = (0..query.rows() as u32).collect();
-    let shifts = PackedQuery::<arch::scalar::ScalarF32>::pack(simd, &frame, query, &rows).expect("finite").shifts;
+    let shifts =
+        PackedQuery::<arch::scalar::ScalarF32>::pack(simd, &frame, query.into(), &rows).expect("finite").shifts;
     let all: Vec<u32> = (0..refs.rows() as u32).collect();
     let judged = |keys: &Keys, i: usize, (shift, size): (f64, f64)| {
         let mut values = Vec::new();

@@ -13,17 +13,19 @@
 pub(crate) mod coarse;
 pub(crate) mod f32;
 pub(crate) mod i8;
+pub(crate) mod stored;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rayon::prelude::*;
 
+use self::stored::Codes;
 use crate::bound::{LARGEST_NORM, TAU, U32};
 use crate::cancel::Monitor;
 use crate::error::{Argument, Error, Result, try_vec};
 use crate::kernel::{Centred, Kernel, MAX_MR, MAX_RUN, PanelRun, PanelTerms, QueryTerms, SAMPLE_STRIDE, Visit};
 use crate::level::{Simd, multiversion};
-use crate::matrix::{Element, MatrixRef, Wide};
+use crate::matrix::{Element, MatrixRef, QueryRef, Wide};
 use crate::metric::{Geometry, Metric};
 use crate::rescore::{UnitScale, exponent, power_of_two, relative_error, unit_scale_of};
 
@@ -226,9 +228,14 @@ impl Frame {
         } else {
             1.0
         };
-        let query_centre = if metric == Metric::InnerProduct { vec![0.0; dim] } else { centre.clone() };
+        Self::new(metric, centre, scale, E::DOUBLE)
+    }
+
+    /// The frame of this centre and scale; `double` says whether the rows are float64.
+    fn new(metric: Metric, centre: Vec<f64>, scale: f64, double: bool) -> Self {
+        let query_centre = if metric == Metric::InnerProduct { vec![0.0; centre.len()] } else { centre.clone() };
         let norm = |x: &[f64]| x.iter().map(|c| c * c).sum::<f64>().sqrt();
-        let coarse = if E::DOUBLE { None } else { coarse::Frame::new(&centre, &query_centre, scale) };
+        let coarse = if double { None } else { coarse::Frame::new(&centre, &query_centre, scale) };
         Self {
             metric,
             scale,
@@ -375,7 +382,7 @@ pub(crate) fn check_finite<E: Element>(reference: MatrixRef<'_, E>, threads: usi
 
 /// All reference rows as panels of kernel `K`.
 pub(crate) struct PackedReference<K: Kernel> {
-    codes: Aligned<K::Code>,
+    codes: Codes<K::Code>,
     offsets: Aligned<f32>,
     scales: Aligned<f32>,
     terms: Vec<PanelTerms>,
@@ -456,7 +463,15 @@ impl<K: Kernel> PackedReference<K> {
         }
         monitor.check()?;
         bad.check(reference, Argument::Reference)?;
-        Ok(Self { codes, offsets, scales, terms, panel_len })
+        Ok(Self { codes: Codes::Owned(codes), offsets, scales, terms, panel_len })
+    }
+
+    /// Bytes that it takes.
+    pub(crate) fn bytes(&self) -> usize {
+        size_of_val(self.codes.as_slice())
+            + size_of_val(self.offsets.as_slice())
+            + size_of_val(self.scales.as_slice())
+            + size_of_val(self.terms.as_slice())
     }
 
     pub(crate) fn panels(&self) -> usize {
@@ -473,10 +488,15 @@ impl<K: Kernel> PackedReference<K> {
     }
 
     /// The panels of `start .. end` that `visit` names, as a kernel reads them.
-    pub(crate) fn run(&self, start: usize, end: usize, visit: Visit) -> PanelRun<'_, K::Code> {
+    ///
+    /// # Errors
+    /// [`Error::BadFile`], where they come from a file that is damaged there.
+    #[inline(always)]
+    pub(crate) fn run(&self, start: usize, end: usize, visit: Visit) -> Result<PanelRun<'_, K::Code>> {
         let most = if visit == Visit::Sample { MAX_RUN * SAMPLE_STRIDE } else { MAX_RUN };
         assert!(start <= end && end <= self.panels() && end - start <= most, "a run longer than the lists of hits");
-        PanelRun {
+        self.codes.verify(start * self.panel_len..end * self.panel_len)?;
+        Ok(PanelRun {
             codes: self.codes.as_slice(),
             offsets: self.offsets.as_slice(),
             scales: self.scales.as_slice(),
@@ -484,7 +504,7 @@ impl<K: Kernel> PackedReference<K> {
             start,
             end,
             visit,
-        }
+        })
     }
 
     /// The error bound of one key, on the safe side.
@@ -512,7 +532,7 @@ pub(crate) struct PackedQuery<K: Kernel> {
 
 impl<K: Kernel> PackedQuery<K> {
     /// Encode the query rows named by `rows`.
-    pub(crate) fn pack<E: Element>(simd: Simd, frame: &Frame, query: MatrixRef<'_, E>, rows: &[u32]) -> Result<Self> {
+    pub(crate) fn pack<E: Element>(simd: Simd, frame: &Frame, query: QueryRef<'_, E>, rows: &[u32]) -> Result<Self> {
         const { assert!(K::MR <= MAX_MR) };
         let panel_len = query.dim().div_ceil(K::COLUMNS) * K::MR;
         let mut codes = Aligned::<K::Code>::zeroed(rows.len().div_ceil(K::MR) * panel_len, "packed queries")?;
@@ -521,10 +541,10 @@ impl<K: Kernel> PackedQuery<K> {
         let (mut scratch, mut out) = (Vec::new(), vec![0.0f32; query.dim()]);
         for (i, &row) in rows.iter().enumerate() {
             let row = row as usize;
-            let wide = E::widen(query.row(row), &mut scratch);
+            let wide = query.widen(row, &mut scratch);
             let Some((centred, shift, size)) = frame.query_row::<E>(simd, wide, &mut out) else {
                 return Err(query
-                    .first_non_finite(Argument::Query, row)
+                    .first_non_finite(row)
                     .unwrap_or_else(|| Error::Panic("a finite row was refused".into())));
             };
             let (panel, lane) = (i / K::MR, i % K::MR);

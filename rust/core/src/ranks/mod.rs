@@ -162,6 +162,7 @@ impl<'a, E: Element> RankSearch<'a, E> {
             k: 1,
             threads: self.options.threads.get(),
             double: E::DOUBLE,
+            packed: false,
             metric: self.options.metric,
         }
     }
@@ -560,7 +561,7 @@ struct Buffers<E: Element> {
 impl<E: Element, K: Kernel> FilteredTask<'_, E, K> {
     fn scan(&self, panels: Range<usize>) -> Result<Vec<Counted>> {
         let job = self.job;
-        let query = PackedQuery::<K>::pack(job.options.simd, self.frame, job.query, self.queries)?;
+        let query = PackedQuery::<K>::pack(job.options.simd, self.frame, job.query.into(), self.queries)?;
         let prepared = job.prepare(self.queries)?;
         let mut buffers = Buffers {
             hits: Hits::new(K::MR, K::NR),
@@ -590,7 +591,7 @@ impl<E: Element, K: Kernel> FilteredTask<'_, E, K> {
                     bars.open(m, f32::NEG_INFINITY, query.terms[i]);
                 }
                 let panel = QueryPanel { codes: query.panel(group), bars: &bars };
-                self.kernel.scan(&panel, &self.packed.run(start, end, Visit::All), &mut buffers.hits);
+                self.kernel.scan(&panel, &self.packed.run(start, end, Visit::All)?, &mut buffers.hits);
                 for m in 0..K::MR {
                     let i = lanes.start + m;
                     if i < lanes.end {

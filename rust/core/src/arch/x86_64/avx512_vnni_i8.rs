@@ -1,6 +1,7 @@
 //! The int8 kernel for AVX-512 VNNI.
 //!
-//! A tile of 12 x 32 keys takes 24 of the 32 registers as accumulators, two for the references and one for the query.
+//! A tile of 12 x 32 keys takes 24 of the 32 registers as accumulators, two for the references and one for the query. Few
+//! queries take a tile of fewer rows: against packed references in memory they wait for the memory, not for products.
 //!
 //! One instruction adds four products of an unsigned and a signed byte to each 32-bit lane: references are the unsigned
 //! operand (their codes plus 128), and the accumulators start from minus 128 times the sum of the query's codes.
@@ -37,18 +38,25 @@ impl Kernel for Avx512VnniI8 {
     }
 
     fn scan(self, query: &QueryPanel<'_, u32>, run: &PanelRun<'_, u32>, hits: &mut Hits) {
+        let columns = Columns::closed(&[]);
         // SAFETY: the token in `self` proves AVX-512 F, BW, DQ, VL and VNNI.
-        unsafe { scan::<false>(query, run, &Columns::closed(&[]), hits) }
+        unsafe {
+            match query.bars.rows {
+                0..=1 => scan::<false, 1>(query, run, &columns, hits),
+                2..=4 => scan::<false, 4>(query, run, &columns, hits),
+                _ => scan::<false, MR>(query, run, &columns, hits),
+            }
+        }
     }
 
     const SCAN_BOTH: Option<ScanBoth<Self>> = Some(|_, query, run, columns, hits| {
         // SAFETY: the token that the first argument holds proves AVX-512 F, BW, DQ, VL and VNNI.
-        unsafe { scan::<true>(query, run, columns, hits) }
+        unsafe { scan::<true, MR>(query, run, columns, hits) }
     });
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn scan<const BOTH: bool>(
+fn scan<const BOTH: bool, const ROWS: usize>(
     query: &QueryPanel<'_, u32>,
     run: &PanelRun<'_, u32>,
     columns: &Columns<'_>,
@@ -60,12 +68,13 @@ fn scan<const BOTH: bool>(
         if run.visit.leaves_out(p) {
             continue;
         }
-        let mut tile: [[__m512i; 2]; MR] = std::array::from_fn(|m| [_mm512_set1_epi32(query.bars.bias[m]); 2]);
+        let mut tile: [[__m512i; 2]; ROWS] = std::array::from_fn(|m| [_mm512_set1_epi32(query.bars.bias[m]); 2]);
         // Slices of one length each, so that the pointers below stay inside them for every step.
         let (q, r) = (&query.codes[..steps * MR], &run.codes[p * steps * NR..][..steps * NR]);
         let (mut q, mut r) = (q.as_ptr(), r.as_ptr());
         for _ in 0..steps {
-            // SAFETY: `r` and `q` have NR and MR more codes in each of the `steps` rounds, and are advanced by as many.
+            // SAFETY: `r` and `q` have NR and MR more codes in each of the `steps` rounds, and are advanced by as many; ROWS
+            // is at most MR.
             unsafe {
                 let (r0, r1) = (_mm512_loadu_si512(r.cast()), _mm512_loadu_si512(r.add(LANES).cast()));
                 for (m, dots) in tile.iter_mut().enumerate() {
@@ -95,7 +104,7 @@ fn scan<const BOTH: bool>(
             } else {
                 _mm512_setzero_ps()
             };
-            for m in 0..MR {
+            for m in 0..ROWS {
                 let dot = _mm512_mul_ps(_mm512_cvtepi32_ps(tile[m][half]), scale);
                 let key = _mm512_fmsub_ps(dot, _mm512_set1_ps(query.bars.scale[m]), offset);
                 // "Not less than": a key that is not a number must be reported.

@@ -36,24 +36,28 @@ impl Kernel for AvxVnniI8 {
 
     fn scan(self, query: &QueryPanel<'_, u32>, run: &PanelRun<'_, u32>, hits: &mut Hits) {
         // SAFETY: the token in `self` proves AVX2, FMA and AVX-VNNI.
-        unsafe { scan(query, run, hits) }
+        unsafe {
+            // One query waits for the memory, not for products.
+            if query.bars.rows <= 1 { scan::<1>(query, run, hits) } else { scan::<MR>(query, run, hits) }
+        }
     }
 }
 
 #[target_feature(enable = "avx2,fma,avxvnni")]
-fn scan(query: &QueryPanel<'_, u32>, run: &PanelRun<'_, u32>, hits: &mut Hits) {
+fn scan<const ROWS: usize>(query: &QueryPanel<'_, u32>, run: &PanelRun<'_, u32>, hits: &mut Hits) {
     let steps = query.codes.len() / MR;
     let mut bars = [0.0; MAX_MR];
     for p in run.start..run.end {
         if run.visit.leaves_out(p) {
             continue;
         }
-        let mut tile: [[__m256i; 2]; MR] = std::array::from_fn(|m| [_mm256_set1_epi32(query.bars.bias[m]); 2]);
+        let mut tile: [[__m256i; 2]; ROWS] = std::array::from_fn(|m| [_mm256_set1_epi32(query.bars.bias[m]); 2]);
         // Slices of one length each, so that the pointers below stay inside them for every step.
         let (q, r) = (&query.codes[..steps * MR], &run.codes[p * steps * NR..][..steps * NR]);
         let (mut q, mut r) = (q.as_ptr(), r.as_ptr());
         for _ in 0..steps {
-            // SAFETY: `r` and `q` have NR and MR more codes in each of the `steps` rounds, and are advanced by as many.
+            // SAFETY: `r` and `q` have NR and MR more codes in each of the `steps` rounds, and are advanced by as many; ROWS
+            // is at most MR.
             unsafe {
                 let (r0, r1) = (_mm256_loadu_si256(r.cast()), _mm256_loadu_si256(r.add(LANES).cast()));
                 for (m, dots) in tile.iter_mut().enumerate() {
@@ -72,7 +76,7 @@ fn scan(query: &QueryPanel<'_, u32>, run: &PanelRun<'_, u32>, hits: &mut Hits) {
             let scale: &[f32; LANES] = run.scales[at..][..LANES].try_into().expect("LANES scales");
             // SAFETY: both have LANES numbers.
             let (offset, scale) = unsafe { (_mm256_loadu_ps(offset.as_ptr()), _mm256_loadu_ps(scale.as_ptr())) };
-            for m in 0..MR {
+            for m in 0..ROWS {
                 let dot = _mm256_mul_ps(_mm256_cvtepi32_ps(tile[m][half]), scale);
                 let key = _mm256_fmsub_ps(dot, _mm256_set1_ps(query.bars.scale[m]), offset);
                 // "Not less than": a key that is not a number must be reported.

@@ -1,0 +1,118 @@
+//! An index to a file and back.
+//!
+//! ```text
+//! texts:   dtype, metric, p, columns, parts, and for part i: `i.codes`, the name of its panels' codes, if it has panels
+//! tensors: `i.rows` [rows][columns], and beside it what `pack/stored.rs` and `kept.rs` say of panels
+//! ```
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::{Index, Part};
+use crate::cancel::Monitor;
+use crate::error::{Argument, Error, Result};
+use crate::kept::Filed;
+use crate::level::Simd;
+use crate::matrix::{Element, check_row_count};
+use crate::metric::Metric;
+use crate::pack::stored::mapped;
+use crate::saved::{self, Dtype, Saved, Stored, Tensor};
+
+/// The name of the rows' type in the file.
+fn dtype_name<E: Stored>() -> Result<&'static str> {
+    match E::DTYPE {
+        Dtype::F16 => Ok("float16"),
+        Dtype::BF16 => Ok("bfloat16"),
+        Dtype::F32 => Ok("float32"),
+        Dtype::F64 => Ok("float64"),
+        other => Err(Error::Panic(format!("an index of {other:?}"))),
+    }
+}
+
+impl<E: Element + Stored> Index<E> {
+    /// Write the index to `path`, whatever was there before; see [`saved`] for what an interruption leaves.
+    ///
+    /// # Errors
+    /// [`Error::File`] for what the system refuses, [`Error::BadFile`], [`Error::OutOfMemory`], [`Error::Cancelled`].
+    pub fn save(&self, path: &Path, simd: Simd, threads: usize, monitor: &Monitor) -> Result<()> {
+        let parts = self.snapshot().parts;
+        let mut texts = BTreeMap::from([
+            ("dtype".to_owned(), dtype_name::<E>()?.to_owned()),
+            ("metric".to_owned(), self.metric.name().to_owned()),
+            ("columns".to_owned(), self.dim.to_string()),
+            ("parts".to_owned(), parts.len().to_string()),
+        ]);
+        if let Metric::Minkowski(p) = self.metric {
+            // The shortest digits that give the number again.
+            texts.insert("p".to_owned(), format!("{:?}", p.get()));
+        }
+        let mut forms = Vec::new();
+        for part in &parts {
+            // Before the file is begun: packing wants all threads.
+            part.pack(self.metric, simd, threads, monitor)?;
+            forms.push(part.kept().and_then(|kept| kept.smallest()));
+        }
+        let mut tensors = Vec::new();
+        for (i, (part, form)) in parts.iter().zip(&forms).enumerate() {
+            let dim = self.dim;
+            // In pieces: what is read from another file is verified on the way.
+            let rows = move |push: saved::Push<'_, E>| {
+                let step = (saved::BLOCK / (dim * size_of::<E>())).max(1);
+                (0..part.rows())
+                    .step_by(step)
+                    .try_for_each(|start| push(part.range(start..(start + step).min(part.rows()))?))
+            };
+            tensors.push(Tensor::new(format!("{i}.rows"), &[part.rows(), dim], rows));
+            if let Some(form) = form {
+                texts.insert(format!("{i}.codes"), form.codes_name());
+                form.tensors(&format!("{i}."), &mut tensors);
+            }
+        }
+        saved::write(path, &texts, tensors, monitor)
+    }
+
+    /// The index in an open file. No row is read before it is searched, and none is trusted before it has been checked.
+    ///
+    /// # Errors
+    /// [`Error::BadFile`] if the file holds something else than an index of such rows.
+    pub fn load(saved: &Saved) -> Result<Self> {
+        let bad = |wanted: String, found: &str| Error::bad_file(saved.path(), wanted, found.to_owned());
+        let text = |key: &str| {
+            saved.metadata().get(key).map(String::as_str).ok_or_else(|| bad(format!("the entry {key:?}"), "none"))
+        };
+        let number = |key: &str| {
+            let text = text(key)?;
+            text.parse::<usize>().map_err(|_| bad(format!("a number as the entry {key:?}"), text))
+        };
+        let p = match saved.metadata().get("p") {
+            Some(p) => Some(p.parse::<f64>().map_err(|_| bad("a number as the entry \"p\"".to_owned(), p))?),
+            None => None,
+        };
+        let metric = text("metric")?;
+        let metric =
+            Metric::parse(metric, p).map_err(|_| bad("a metric that this version knows".to_owned(), metric))?;
+        let dim = number("columns")?;
+        let index = Self::new(dim, metric).map_err(|_| bad("at least one column".to_owned(), "none"))?;
+        let mut parts = Vec::new();
+        let mut total = 0usize;
+        for i in 0..number("parts")? {
+            let name = format!("{i}.rows");
+            let shape = saved.tensor::<E>(&name)?.shape().to_vec();
+            let &[rows, _] = shape.as_slice() else {
+                return Err(bad(format!("a matrix as tensor {name:?}"), &format!("shape {shape:?}")));
+            };
+            let numbers = mapped::<E>(saved, &name, &[rows, dim])?;
+            let filed = saved.metadata().get(&format!("{i}.codes")).map(|codes_name| Filed {
+                saved: saved.clone(),
+                prefix: format!("{i}."),
+                codes_name: codes_name.clone(),
+            });
+            parts.push(Arc::new(Part::mapped(numbers, rows, dim, filed, index.sealed_rows)));
+            total = total.saturating_add(rows);
+        }
+        check_row_count(total, Argument::Reference)?;
+        *index.write() = parts;
+        Ok(index)
+    }
+}

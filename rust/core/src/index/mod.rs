@@ -1,0 +1,273 @@
+//! References that are prepared once and searched many times.
+//!
+//! ```text
+//! add ──few rows──> the open part: rows only, until there are `sealed_rows` of them
+//!     └─many rows─> a part of its own, packed at once
+//! search, radius ──snapshot of the parts──> blocks.rs, radius.rs: part after part, with the panels that are kept of it
+//! remove ──> parts that lose rows are made anew, the others stay as they are
+//! save, load ──> file.rs: rows and codes are mapped, and checked where they are used
+//! ```
+//!
+//! A part never changes once a search may see it, so searches need no lock: they take a snapshot and keep it. Rows are
+//! numbered through all parts, in the order in which they were added.
+
+mod file;
+mod part;
+
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use crate::blocks::BlockSearch;
+use crate::cancel::Monitor;
+use crate::error::{Argument, Error, Result, try_vec};
+use crate::kept::References;
+use crate::level::Simd;
+use crate::matrix::{Element, MatrixRef, QueryRef, check_row_count};
+use crate::metric::Metric;
+use crate::pack::check_finite;
+use crate::plan::{self, Options, Problem};
+use crate::pool::{self, PoolHandle, float_environment};
+use crate::radius::{RadiusOptions, RadiusSearch, Within};
+use crate::saved::Stored;
+use crate::search::Neighbours;
+use part::Part;
+
+/// From so many rows on a part is packed. Fewer are searched as they lie, or packed for one search: that costs little.
+const SEALED_ROWS: usize = 8192;
+
+/// See the module header.
+pub struct Index<E: Element + Stored> {
+    metric: Metric,
+    dim: usize,
+    /// From so many rows on a part is packed.
+    sealed_rows: usize,
+    parts: RwLock<Vec<Arc<Part<E>>>>,
+}
+
+impl<E: Element + Stored> Index<E> {
+    /// An index without rows, for rows of `dim` columns.
+    ///
+    /// # Errors
+    /// [`Error::NoColumns`].
+    pub fn new(dim: usize, metric: Metric) -> Result<Self> {
+        if dim == 0 {
+            return Err(Error::NoColumns(Argument::Reference));
+        }
+        Ok(Self { metric, dim, sealed_rows: SEALED_ROWS, parts: RwLock::default() })
+    }
+
+    /// The same with parts that are packed from `rows` rows on; it changes no answer.
+    #[must_use]
+    pub fn sealed_at(self, rows: usize) -> Self {
+        Self { sealed_rows: rows, ..self }
+    }
+
+    /// What is measured.
+    pub fn metric(&self) -> Metric {
+        self.metric
+    }
+
+    /// Columns of the rows.
+    pub fn dim(&self) -> usize {
+        self.dim
+    }
+
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        rows_of(&self.read())
+    }
+
+    /// Bytes of memory that rows and panels take; what is mapped from a file does not count.
+    pub fn bytes(&self) -> usize {
+        self.read().iter().map(|part| part.bytes()).sum()
+    }
+
+    // A panic elsewhere cannot have left the list half changed: it is only ever changed by one operation on a whole part.
+    fn read(&self) -> RwLockReadGuard<'_, Vec<Arc<Part<E>>>> {
+        self.parts.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Vec<Arc<Part<E>>>> {
+        self.parts.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Append rows; those that are there stay as they are. After an error nothing has been appended.
+    ///
+    /// # Errors
+    /// [`Error::DimensionMismatch`], [`Error::NonFinite`] with the row of `rows`, [`Error::TooManyRows`],
+    /// [`Error::OutOfMemory`], [`Error::Cancelled`].
+    pub fn add(&self, rows: MatrixRef<'_, E>, simd: Simd, threads: usize, monitor: &Monitor) -> Result<()> {
+        if rows.dim() != self.dim {
+            return Err(Error::DimensionMismatch { query: self.dim, reference: rows.dim() });
+        }
+        check_finite(rows, threads)?;
+        let check_total =
+            |parts: &[Arc<Part<E>>]| check_row_count(rows_of(parts).saturating_add(rows.rows()), Argument::Reference);
+        check_total(&self.read())?;
+        if rows.rows() >= self.sealed_rows {
+            // Packed before anybody sees it, and outside the lock.
+            let part = Part::new(rows, self.sealed_rows)?;
+            part.pack(self.metric, simd, threads, monitor)?;
+            let mut parts = self.write();
+            check_total(&parts)?;
+            parts.push(Arc::new(part));
+        } else if rows.rows() > 0 {
+            let mut parts = self.write();
+            check_total(&parts)?;
+            match parts.last_mut().filter(|last| last.is_open()) {
+                Some(open) => Part::append(open, rows)?,
+                None => parts.push(Arc::new(Part::new(rows, self.sealed_rows)?)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Drop the rows whose place in `mask` is true; those behind them move up. After an error all are there.
+    ///
+    /// # Errors
+    /// [`Error::BadArray`] for a mask of another length, [`Error::BadFile`], [`Error::OutOfMemory`].
+    pub fn remove(&self, mask: &[bool]) -> Result<()> {
+        let mut parts = self.write();
+        if mask.len() != rows_of(&parts) {
+            return Err(Error::BadArray {
+                argument: "mask",
+                wanted: format!("have one entry for each of the {} rows", rows_of(&parts)),
+                given: mask.len().to_string(),
+            });
+        }
+        let mut kept = try_vec(parts.len(), "the parts")?;
+        let mut rest = mask;
+        for part in parts.iter() {
+            let here;
+            (here, rest) = rest.split_at(part.rows());
+            if !here.contains(&true) {
+                kept.push(Arc::clone(part));
+            } else if here.contains(&false) {
+                kept.push(Arc::new(part.without(here)?));
+            }
+        }
+        *parts = kept;
+        Ok(())
+    }
+
+    /// Drop all rows.
+    pub fn reset(&self) {
+        self.write().clear();
+    }
+
+    /// Copies of the rows `start .. end`, one after the other.
+    ///
+    /// # Errors
+    /// [`Error::BadArray`] unless they are rows of the index, [`Error::BadFile`], [`Error::OutOfMemory`].
+    pub fn copy(&self, start: usize, end: usize) -> Result<Vec<E>> {
+        let parts = self.read().clone();
+        let rows = rows_of(&parts);
+        if start > end || end > rows {
+            let wanted = format!("lie within the {rows} rows of the index");
+            return Err(Error::BadArray { argument: "rows", wanted, given: format!("{start} to {end}") });
+        }
+        let mut copy = try_vec((end - start) * self.dim, "the rows")?;
+        let mut first = 0;
+        for part in parts {
+            let clamp = |row: usize| row.clamp(first, first + part.rows()) - first;
+            copy.extend_from_slice(part.range(clamp(start)..clamp(end))?);
+            first += part.rows();
+        }
+        Ok(copy)
+    }
+
+    /// The rows at this moment, to be searched as often as wanted; later changes of the index do not reach it.
+    pub fn snapshot(&self) -> Snapshot<E> {
+        Snapshot { metric: self.metric, dim: self.dim, parts: self.read().clone() }
+    }
+}
+
+fn rows_of<E: Element + Stored>(parts: &[Arc<Part<E>>]) -> usize {
+    parts.iter().map(|part| part.rows()).sum()
+}
+
+/// The rows of an index at one moment.
+pub struct Snapshot<E: Element + Stored> {
+    metric: Metric,
+    dim: usize,
+    parts: Vec<Arc<Part<E>>>,
+}
+
+impl<E: Element + Stored> Snapshot<E> {
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        rows_of(&self.parts)
+    }
+
+    fn references(&self) -> Result<Vec<References<'_, E>>> {
+        self.parts.iter().map(|part| part.references(self.dim)).collect()
+    }
+
+    fn problem(&self, queries: usize, options: &Options) -> Problem {
+        Problem {
+            queries,
+            references: self.rows(),
+            dim: self.dim,
+            k: options.k,
+            threads: options.threads.get(),
+            double: E::DOUBLE,
+            packed: self.parts.iter().any(|part| !part.is_open()),
+            metric: self.metric,
+        }
+    }
+
+    /// Whether the search of so many queries is over before a hand-over to other threads would be.
+    pub fn is_small(&self, queries: usize, options: &Options) -> bool {
+        plan::is_small(&self.problem(queries, options), options.simd.level())
+    }
+
+    /// The k nearest rows of each query; what is measured is the metric of the index.
+    ///
+    /// # Errors
+    /// As for [`crate::Search`], and [`Error::BadFile`] where a file that the rows are mapped from is damaged.
+    pub fn search(&self, query: QueryRef<'_, E>, options: Options, monitor: &Monitor) -> Result<Neighbours<E::Output>> {
+        let options = Options { metric: self.metric, ..options };
+        if query.dim() != self.dim {
+            return Err(Error::DimensionMismatch { query: query.dim(), reference: self.dim });
+        }
+        options.check_sizes(query.rows(), self.rows())?;
+        if self.is_small(query.rows(), &options) || pool::is_worker() {
+            return float_environment::with_default(|| self.search_here(query, options, monitor));
+        }
+        PoolHandle::get(options.threads)?.pool().install(|| self.search_here(query, options, monitor))
+    }
+
+    fn search_here(
+        &self,
+        query: QueryRef<'_, E>,
+        options: Options,
+        monitor: &Monitor,
+    ) -> Result<Neighbours<E::Output>> {
+        monitor.begin(self.problem(query.rows(), &options).pairs());
+        let mut search = BlockSearch::of(query, options)?;
+        if query.rows() > 0 && options.k > 0 {
+            for references in self.references()? {
+                search = search.with_part(query, references, monitor)?;
+            }
+        } else {
+            return Ok(Neighbours { values: Vec::new(), rows: Vec::new() });
+        }
+        search.result::<E>()
+    }
+
+    /// All rows within a radius of each query; what is measured is the metric of the index.
+    ///
+    /// # Errors
+    /// As for [`RadiusSearch`], and [`Error::BadFile`] where a file that the rows are mapped from is damaged.
+    pub fn radius(
+        &self,
+        query: QueryRef<'_, E>,
+        options: RadiusOptions,
+        monitor: &Monitor,
+    ) -> Result<Within<E::Output>> {
+        if query.dim() != self.dim {
+            return Err(Error::DimensionMismatch { query: query.dim(), reference: self.dim });
+        }
+        let options = RadiusOptions { metric: self.metric, ..options };
+        RadiusSearch::of_parts(query, self.references()?, options)?.run(monitor)
+    }
+}

@@ -1,0 +1,198 @@
+//! References between searches: what is searched, and the panels that are kept of it.
+//!
+//! ```text
+//! Filtered::run::<K> ──made for K before?───────> the panels
+//!                    ├── no, but in a file ─map─> kept ──> the panels
+//!                    └── no ──Panels::make──────> kept, if somebody keeps them ──> the panels
+//! ```
+
+use std::any::Any;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::cancel::Monitor;
+use crate::error::Result;
+use crate::kernel::Kernel;
+use crate::level::Simd;
+use crate::matrix::{Element, MatrixRef};
+use crate::metric::Metric;
+use crate::pack::stored::codes_name;
+use crate::pack::{Frame, PackedReference};
+use crate::saved::{Saved, Tensor};
+
+/// Rows to search.
+#[derive(Clone, Copy)]
+pub(crate) struct References<'a, E> {
+    pub(crate) rows: MatrixRef<'a, E>,
+    /// Where their panels are kept; nowhere, if nobody wants them again.
+    pub(crate) kept: Option<&'a Kept>,
+    /// What to ask before a row is read; nothing, if they may all be read.
+    pub(crate) guard: Option<&'a dyn Guard>,
+}
+
+/// Knows whether rows may be read.
+pub(crate) trait Guard: Sync {
+    /// Asked for every row before its first use, and again at every other: it must be quick to say yes.
+    fn verify(&self, rows: Range<usize>) -> Result<()>;
+}
+
+impl<'a, E> References<'a, E> {
+    /// Rows that are searched once.
+    pub(crate) fn passing(rows: MatrixRef<'a, E>) -> Self {
+        Self { rows, kept: None, guard: None }
+    }
+
+    /// Ask before `rows` are read.
+    #[inline(always)]
+    pub(crate) fn verify(&self, rows: Range<usize>) -> Result<()> {
+        self.guard.map_or(Ok(()), |guard| guard.verify(rows))
+    }
+
+    /// Ask before these rows are read.
+    #[inline(always)]
+    pub(crate) fn verify_each(&self, rows: &[u32]) -> Result<()> {
+        match self.guard {
+            None => Ok(()),
+            Some(guard) => rows.iter().try_for_each(|&row| guard.verify(row as usize..row as usize + 1)),
+        }
+    }
+}
+
+impl<E: Element> References<'_, E> {
+    /// The rows as kernel `K` reads them.
+    pub(crate) fn panels<K: Kernel + 'static>(
+        &self,
+        simd: Simd,
+        metric: Metric,
+        threads: usize,
+        monitor: &Monitor,
+    ) -> Result<Arc<Panels<K>>> {
+        let make = || {
+            self.verify(0..self.rows.rows())?;
+            Panels::make(simd, metric, self.rows, threads, monitor)
+        };
+        match self.kept {
+            Some(kept) => kept.panels(self.rows, metric, make),
+            None => make().map(Arc::new),
+        }
+    }
+}
+
+/// References as kernel `K` reads them, and how they got there.
+pub(crate) struct Panels<K: Kernel> {
+    pub(crate) frame: Frame,
+    pub(crate) packed: PackedReference<K>,
+}
+
+impl<K: Kernel> Panels<K> {
+    fn make<E: Element>(
+        simd: Simd,
+        metric: Metric,
+        rows: MatrixRef<'_, E>,
+        threads: usize,
+        monitor: &Monitor,
+    ) -> Result<Self> {
+        let frame = Frame::choose(simd, metric, rows);
+        let packed = PackedReference::pack(simd, &frame, rows, threads, monitor)?;
+        Ok(Self { frame, packed })
+    }
+}
+
+/// Panels of a kernel that is not named here.
+pub(crate) trait AnyPanels: Any + Send + Sync {
+    /// See [`codes_name`].
+    fn codes_name(&self) -> String;
+    /// Bytes of memory that they take.
+    fn bytes(&self) -> usize;
+    /// What a file has to hold to give them again; the names begin with `prefix`.
+    fn tensors<'a>(&'a self, prefix: &str, tensors: &mut Vec<Tensor<'a>>);
+}
+
+impl<K: Kernel + 'static> AnyPanels for Panels<K> {
+    fn codes_name(&self) -> String {
+        codes_name::<K>()
+    }
+
+    fn bytes(&self) -> usize {
+        self.packed.bytes()
+    }
+
+    fn tensors<'a>(&'a self, prefix: &str, tensors: &mut Vec<Tensor<'a>>) {
+        tensors.push(self.frame.tensor(prefix));
+        self.packed.tensors(prefix, tensors);
+    }
+}
+
+/// Panels in a file.
+pub(crate) struct Filed {
+    pub(crate) saved: Saved,
+    /// What the names of their tensors begin with.
+    pub(crate) prefix: String,
+    /// See [`codes_name`].
+    pub(crate) codes_name: String,
+}
+
+/// The panels of one matrix and one metric: a form for each kernel that has asked.
+#[derive(Default)]
+pub(crate) struct Kept {
+    forms: Mutex<Vec<Arc<dyn AnyPanels>>>,
+    filed: Option<Filed>,
+}
+
+fn find<K: Kernel + 'static>(forms: &[Arc<dyn AnyPanels>]) -> Option<Arc<Panels<K>>> {
+    forms.iter().find_map(|form| (Arc::clone(form) as Arc<dyn Any + Send + Sync>).downcast().ok())
+}
+
+impl Kept {
+    /// Panels that lie in a file until somebody asks for them.
+    pub(crate) fn filed(filed: Filed) -> Self {
+        Self { forms: Mutex::default(), filed: Some(filed) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Arc<dyn AnyPanels>>> {
+        // A panic elsewhere cannot have left the list half changed.
+        self.forms.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The panels for kernel `K`, which `make` makes where nobody has asked for them before and no file holds them.
+    fn panels<E: Element, K: Kernel + 'static>(
+        &self,
+        rows: MatrixRef<'_, E>,
+        metric: Metric,
+        make: impl FnOnce() -> Result<Panels<K>>,
+    ) -> Result<Arc<Panels<K>>> {
+        if let Some(panels) = find(&self.lock()) {
+            return Ok(panels);
+        }
+        // Never under the lock: a worker that waits for others may take up a task that wants the same panels.
+        let made = Arc::new(match &self.filed {
+            Some(filed) if filed.codes_name == codes_name::<K>() => filed.read(rows, metric)?,
+            _ => make()?,
+        });
+        let mut forms = self.lock();
+        // Another search may have been first; then there is one form all the same.
+        if let Some(panels) = find(&forms) {
+            return Ok(panels);
+        }
+        forms.push(Arc::clone(&made) as Arc<dyn AnyPanels>);
+        Ok(made)
+    }
+
+    /// Bytes of memory that all forms take.
+    pub(crate) fn bytes(&self) -> usize {
+        self.lock().iter().map(|form| form.bytes()).sum()
+    }
+
+    /// The form that takes the least.
+    pub(crate) fn smallest(&self) -> Option<Arc<dyn AnyPanels>> {
+        self.lock().iter().min_by_key(|form| form.bytes()).map(Arc::clone)
+    }
+}
+
+impl Filed {
+    fn read<E: Element, K: Kernel>(&self, rows: MatrixRef<'_, E>, metric: Metric) -> Result<Panels<K>> {
+        let frame = Frame::read(&self.saved, &self.prefix, metric, rows.dim(), E::DOUBLE)?;
+        let packed = PackedReference::read(&self.saved, &self.prefix, rows.rows(), rows.dim())?;
+        Ok(Panels { frame, packed })
+    }
+}

@@ -1,0 +1,314 @@
+//! Writing: one pass over the tensors, and nothing at the target before everything is on the disk.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fmt::Write as _;
+use std::fs::{self, File, OpenOptions};
+use std::hash::{BuildHasher, RandomState};
+use std::io::{self, BufWriter, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use safetensors::Dtype;
+use serde_json::Value;
+use xxhash_rust::xxh3::Xxh3;
+use zerocopy::IntoBytes;
+
+use super::{
+    ALIGNMENT, BLOCK, CHECKSUMS, DIGITS, FORMAT, FORMAT_VERSION, HEADER_START, LENGTH, OWN_KEYS, Stored, head_digits,
+    table_len,
+};
+use crate::cancel::Monitor;
+use crate::error::{Error, Result};
+
+/// Takes the next numbers of a tensor.
+pub type Push<'a, T> = &'a mut dyn FnMut(&[T]) -> Result<()>;
+
+/// A tensor to be written: its name, type and shape, and where its numbers come from.
+pub struct Tensor<'a> {
+    name: String,
+    dtype: Dtype,
+    shape: Vec<usize>,
+    /// `None` if that is more than can be addressed.
+    bytes: Option<usize>,
+    feed: Feed<'a>,
+}
+
+type Feed<'a> = Box<dyn FnOnce(&mut Sink<'_>) -> Result<()> + Send + 'a>;
+
+impl<'a> Tensor<'a> {
+    /// A tensor whose numbers `feed` pushes when they are written, in C order, in as many pieces as it likes.
+    ///
+    /// What it reads from another saved index it must verify: here damage would get a valid checksum.
+    pub fn new<T: Stored>(
+        name: impl Into<String>,
+        shape: &[usize],
+        feed: impl FnOnce(Push<'_, T>) -> Result<()> + Send + 'a,
+    ) -> Self {
+        Self {
+            name: name.into(),
+            dtype: T::DTYPE,
+            shape: shape.to_vec(),
+            bytes: shape.iter().try_fold(size_of::<T>(), |bytes, &size| bytes.checked_mul(size)),
+            feed: Box::new(move |sink| feed(&mut |numbers: &[T]| sink.push(numbers.as_bytes()))),
+        }
+    }
+
+    /// A tensor that lies in memory.
+    pub fn of_slice<T: Stored>(name: impl Into<String>, shape: &[usize], numbers: &'a [T]) -> Self {
+        Self::new(name, shape, move |push: Push<'_, T>| push(numbers))
+    }
+}
+
+/// Write `tensors` and the texts of `metadata` to `path`, replacing the file that is there.
+///
+/// Memory beyond the tensors themselves: about 1 MiB, and 8 bytes for each block. A tensor begins on a multiple of 64 bytes
+/// if its bytes are a multiple of 64; of the others one does. A link is followed. `monitor` is asked after each block; only
+/// the wait for the disk at the end cannot be cut short.
+///
+/// # Errors
+/// [`Error::File`] if the system refuses, [`Error::BadFile`] if `path` is neither free nor a regular file,
+/// [`Error::Cancelled`], and what a tensor's feed returns. Then nothing has changed at `path`, and no other file is left.
+/// (One exception: if the very last step fails, fixing the new name on the disk, the new file is in its place.)
+/// [`Error::Panic`] for tensors that contradict their shape, reserved or doubled names: errors of this library.
+pub fn write(
+    path: &Path,
+    metadata: &BTreeMap<String, String>,
+    tensors: Vec<Tensor<'_>>,
+    monitor: &Monitor,
+) -> Result<()> {
+    let plan = Plan::new(metadata, tensors)?;
+    let target = Target::new(path)?;
+    let action = format!("write its {} bytes", plan.file_bytes);
+    let failed = |error: io::Error| Error::file(path, action.as_str(), &error);
+    // Declared before whatever holds the file open: it is removed after that is closed.
+    let (temporary, mut file) =
+        Temporary::create(&target.folder).map_err(|error| Error::file(path, "make a file in its folder", &error))?;
+    file.seek(SeekFrom::Start(plan.head.len() as u64)).map_err(failed)?;
+    let mut sink = Sink {
+        out: BufWriter::with_capacity(BLOCK, file),
+        hasher: Xxh3::new(),
+        in_block: 0,
+        pushed: 0,
+        checksums: Vec::new(),
+        failed: &failed,
+        monitor,
+    };
+    monitor.begin(plan.file_bytes as u64);
+    for (tensor, bytes) in plan.tensors {
+        sink.tensor(tensor, bytes)?;
+    }
+    let mut head = plan.head;
+    let blocks = sink.checksums.as_bytes();
+    head[plan.table..][..blocks.len()].copy_from_slice(blocks);
+    let digits = head_digits(&head);
+    head[LENGTH + HEADER_START.len()..][..DIGITS].copy_from_slice(digits.as_bytes());
+    sink.out.seek(SeekFrom::Start(0)).map_err(failed)?;
+    sink.out.write_all(&head).map_err(failed)?;
+    sink.out.flush().map_err(failed)?;
+    sink.out.get_ref().sync_all().map_err(failed)?;
+    monitor.check()?;
+    drop(sink);
+    temporary.replace(&target).map_err(|error| Error::file(path, "put the new file in its place", &error))
+}
+
+/// Everything about the file that is known before a number is read.
+struct Plan<'a> {
+    /// In the order of the file, with their sizes in bytes.
+    tensors: Vec<(Tensor<'a>, usize)>,
+    /// The file up to the end of the table, with zeros for all checksums.
+    head: Vec<u8>,
+    /// Where the table begins.
+    table: usize,
+    file_bytes: usize,
+}
+
+impl<'a> Plan<'a> {
+    fn new(metadata: &BTreeMap<String, String>, tensors: Vec<Tensor<'a>>) -> Result<Self> {
+        let misuse = |what: String| Error::Panic(format!("an index cannot be saved with {what}"));
+        if let Some(key) = metadata.keys().find(|key| OWN_KEYS.contains(&key.as_str())) {
+            return Err(misuse(format!("metadata of the reserved name {key:?}")));
+        }
+        let mut names = vec![CHECKSUMS, "__metadata__"];
+        for tensor in &tensors {
+            if names.contains(&tensor.name.as_str()) {
+                return Err(misuse(format!("a tensor of the reserved or doubled name {:?}", tensor.name)));
+            }
+            names.push(&tensor.name);
+        }
+        let mut tensors = tensors
+            .into_iter()
+            .map(|tensor| match tensor.bytes {
+                Some(bytes) => Ok((tensor, bytes)),
+                None => Err(misuse(format!("tensor {:?} of shape {:?}", tensor.name, tensor.shape))),
+            })
+            .collect::<Result<Vec<_>>>()?;
+        // Stable: within a group the order stays.
+        tensors.sort_by_key(|(tensor, bytes)| match bytes % ALIGNMENT {
+            0 => (0, Reverse(0)),
+            _ => (1, Reverse(tensor.dtype.bitsize())),
+        });
+
+        let blocks = tensors.iter().map(|(_, bytes)| bytes.div_ceil(BLOCK)).sum();
+        let table_bytes = table_len(blocks) * size_of::<u64>();
+        let mut header = format!(r#"{HEADER_START}{:0DIGITS$x}""#, 0);
+        let version = FORMAT_VERSION.to_string();
+        let own = [("format", FORMAT), ("format_version", &version), ("exactknn_version", env!("CARGO_PKG_VERSION"))];
+        let given = metadata.iter().map(|(key, value)| (key.as_str(), value.as_str()));
+        for (key, value) in own.into_iter().chain(given) {
+            // Writing to a string cannot fail.
+            let _ = write!(header, ",{}:{}", Value::from(key), Value::from(value));
+        }
+        header.push('}');
+        let mut end = 0usize;
+        let table = (CHECKSUMS, Dtype::U64, &[table_len(blocks)][..], table_bytes);
+        let others = tensors.iter().map(|(tensor, bytes)| (&*tensor.name, tensor.dtype, &*tensor.shape, *bytes));
+        for (name, dtype, shape, bytes) in std::iter::once(table).chain(others) {
+            let start = end;
+            end = start.checked_add(bytes).ok_or_else(|| misuse("more bytes than can be addressed".into()))?;
+            let _ = write!(
+                header,
+                r#",{}:{{"dtype":"{dtype}","shape":{shape:?},"data_offsets":[{start},{end}]}}"#,
+                Value::from(name)
+            );
+        }
+        header.push('}');
+        let data = (LENGTH + header.len()).next_multiple_of(ALIGNMENT);
+        let mut head = Vec::with_capacity(data + table_bytes);
+        head.extend(((data - LENGTH) as u64).to_le_bytes());
+        head.extend(header.into_bytes());
+        head.resize(data, b' ');
+        head.resize(data + table_bytes, 0);
+        Ok(Self { tensors, head, table: data, file_bytes: data + end })
+    }
+}
+
+/// Where the tensors' bytes go: to the file, and into the checksum of their block.
+struct Sink<'a> {
+    out: BufWriter<File>,
+    hasher: Xxh3,
+    in_block: usize,
+    /// Bytes of the tensor so far.
+    pushed: usize,
+    checksums: Vec<u64>,
+    failed: &'a dyn Fn(io::Error) -> Error,
+    monitor: &'a Monitor,
+}
+
+impl Sink<'_> {
+    fn tensor(&mut self, tensor: Tensor<'_>, bytes: usize) -> Result<()> {
+        self.pushed = 0;
+        (tensor.feed)(self)?;
+        if self.pushed != bytes {
+            let (name, pushed) = (tensor.name, self.pushed);
+            return Err(Error::Panic(format!("tensor {name:?} has {bytes} bytes, but {pushed} were given")));
+        }
+        if self.in_block > 0 {
+            self.end_block()?;
+        }
+        Ok(())
+    }
+
+    fn push(&mut self, mut bytes: &[u8]) -> Result<()> {
+        self.pushed += bytes.len();
+        while !bytes.is_empty() {
+            let (now, later) = bytes.split_at(bytes.len().min(BLOCK - self.in_block));
+            // The checksum first: the copy into the page cache then finds the bytes in the processor's.
+            self.hasher.update(now);
+            self.out.write_all(now).map_err(self.failed)?;
+            self.in_block += now.len();
+            if self.in_block == BLOCK {
+                self.end_block()?;
+            }
+            bytes = later;
+        }
+        Ok(())
+    }
+
+    fn end_block(&mut self) -> Result<()> {
+        self.checksums.push(self.hasher.digest());
+        self.hasher.reset();
+        self.monitor.advance(self.in_block as u64);
+        self.in_block = 0;
+        self.monitor.check()
+    }
+}
+
+/// The file to be replaced or made.
+struct Target {
+    folder: PathBuf,
+    path: PathBuf,
+}
+
+impl Target {
+    fn new(path: &Path) -> Result<Self> {
+        let failed = |error: io::Error| Error::file(path, "write to it", &error);
+        let path = match fs::metadata(path) {
+            Ok(there) if there.is_file() || there.is_dir() => {
+                // What the system says of a folder, or of a file that its owner made read-only; renaming would not ask.
+                OpenOptions::new().write(true).open(path).map_err(failed)?;
+                &fs::canonicalize(path).map_err(failed)?
+            }
+            Ok(_) => return Err(Error::bad_file(path, "a regular file or a free name", "a device or pipe")),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => path,
+            Err(error) => return Err(failed(error)),
+        };
+        let name = path.file_name().unwrap_or(OsStr::new(""));
+        if name.is_empty() {
+            return Err(Error::bad_file(path, "the name of a file", "none"));
+        }
+        let folder = match path.parent() {
+            Some(folder) if folder != Path::new("") => folder.to_owned(),
+            _ => PathBuf::from("."),
+        };
+        Ok(Self { path: folder.join(name), folder })
+    }
+}
+
+/// A file of our own in the folder of the target, removed unless it took the target's place.
+struct Temporary {
+    path: PathBuf,
+    replaced: bool,
+}
+
+impl Temporary {
+    fn create(folder: &Path) -> io::Result<(Self, File)> {
+        let process = std::process::id();
+        // The standard library's only source of random bits: the keys of a hasher.
+        let path = folder.join(format!(".exactknn-{process}-{:016x}.tmp", RandomState::new().hash_one(process)));
+        let file = OpenOptions::new().write(true).create_new(true).open(&path)?;
+        Ok((Self { path, replaced: false }, file))
+    }
+
+    fn replace(mut self, target: &Target) -> io::Result<()> {
+        fs::rename(&self.path, &target.path)?;
+        self.replaced = true;
+        sync_folder(&target.folder)
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        if !self.replaced {
+            // An error or a panic is already on its way; there is nobody to tell of a second one.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Fix a new name on the disk.
+#[cfg(unix)]
+fn sync_folder(folder: &Path) -> io::Result<()> {
+    // A folder may be writable, but not readable.
+    let Ok(folder) = File::open(folder) else { return Ok(()) };
+    match folder.sync_all() {
+        // Some network file systems know no such thing for folders.
+        Err(error) if matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported) => Ok(()),
+        outcome => outcome,
+    }
+}
+
+#[cfg(not(unix))]
+fn sync_folder(_: &Path) -> io::Result<()> {
+    Ok(())
+}

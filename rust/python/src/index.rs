@@ -1,0 +1,366 @@
+//! `_core.Index`: one class for the four element types.
+//!
+//! Queries arrive in the type that rows are widened to: float64 for float64 rows, float32 for all others.
+
+use std::path::PathBuf;
+
+use exactknn_core::saved::{self, Saved};
+use exactknn_core::{
+    Argument, Element, Error, Index, Metric, Monitor, Neighbours, Options, QueryRef, RadiusOptions, RowOrder, Within,
+    active_level, bf16, f16,
+};
+use numpy::{IntoPyArray, PyArray1, PyArrayMethods, PyReadonlyArray1, PyUntypedArray};
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+
+use crate::array::{Kind, Stored, borrow, kind, matrix};
+use crate::error::IntoPy;
+use crate::interrupt;
+use crate::radius::Answer;
+use crate::search::{Pair, count, positive_threads, threads_or_default};
+
+/// Rows to add whose numbers are fewer are added on the calling thread.
+const INLINE_NUMBERS: usize = 1 << 16;
+
+/// References that are prepared once and searched many times.
+#[pyclass(name = "Index", module = "exactknn._core", frozen)]
+pub(crate) struct PyIndex(AnyIndex);
+
+enum AnyIndex {
+    F32(Index<f32>),
+    F64(Index<f64>),
+    F16(Index<f16>),
+    Bf16(Index<bf16>),
+}
+
+/// Run `$body` with the index, and with `$element` as the type of its rows.
+macro_rules! with_index {
+    ($any:expr, $index:ident, $element:ident => $body:expr) => {
+        match $any {
+            AnyIndex::F32($index) => {
+                type $element = f32;
+                $body
+            }
+            AnyIndex::F64($index) => {
+                type $element = f64;
+                $body
+            }
+            AnyIndex::F16($index) => {
+                type $element = f16;
+                $body
+            }
+            AnyIndex::Bf16($index) => {
+                type $element = bf16;
+                $body
+            }
+        }
+    };
+}
+
+impl AnyIndex {
+    /// Do `make` for the type of this name.
+    fn of(dtype: &str, make: impl FnOnce(Kind) -> exactknn_core::Result<Self>) -> Option<exactknn_core::Result<Self>> {
+        let kind = [Kind::F32, Kind::F64, Kind::F16, Kind::Bf16].into_iter().find(|kind| kind.name() == dtype)?;
+        Some(make(kind))
+    }
+
+    fn kind(&self) -> Kind {
+        match self {
+            Self::F32(_) => Kind::F32,
+            Self::F64(_) => Kind::F64,
+            Self::F16(_) => Kind::F16,
+            Self::Bf16(_) => Kind::Bf16,
+        }
+    }
+}
+
+/// Refuse an array of another type than the index wants.
+fn check_kind(array: &Bound<'_, PyUntypedArray>, argument: Argument, bfloat16: bool, wanted: Kind) -> PyResult<()> {
+    let given = kind(array, argument, bfloat16)?;
+    if given == wanted {
+        return Ok(());
+    }
+    let (wanted, given) = (wanted.name(), given.name());
+    Err(PyTypeError::new_err(format!("{argument} must be {wanted} for this index, got {given}")))
+}
+
+fn add<E: Stored + saved::Stored>(
+    py: Python<'_>,
+    index: &Index<E>,
+    rows: &Bound<'_, PyUntypedArray>,
+    num_threads: Option<&Bound<'_, PyAny>>,
+    progress: Option<&Bound<'_, PyAny>>,
+) -> PyResult<()> {
+    let threads = threads_or_default(num_threads.map(positive_threads).transpose()?)?;
+    let simd = active_level().into_py()?;
+    let rows = borrow::<E>(rows, Argument::Reference)?;
+    let rows = matrix::<E>(&rows, Argument::Reference)?;
+    let is_small = rows.rows().saturating_mul(rows.dim()) <= INLINE_NUMBERS;
+    let used = if is_small { 1 } else { threads.get() };
+    interrupt::run(py, threads, || is_small, progress, |monitor| index.add(rows, simd, used, monitor))
+}
+
+/// The arguments of a search by count.
+struct Wanted {
+    k: usize,
+    exclude_self: bool,
+}
+
+fn search<E, W>(
+    py: Python<'_>,
+    index: &Index<E>,
+    query: &Bound<'_, PyUntypedArray>,
+    wanted: &Wanted,
+    num_threads: Option<&Bound<'_, PyAny>>,
+    progress: Option<&Bound<'_, PyAny>>,
+) -> PyResult<Pair>
+where
+    E: Element<Wide = W> + saved::Stored,
+    E::Output: numpy::Element,
+    W: Stored,
+{
+    let threads = threads_or_default(num_threads.map(positive_threads).transpose()?)?;
+    let query = borrow::<W>(query, Argument::Query)?;
+    let query = matrix::<W>(&query, Argument::Query)?;
+    let options = Options {
+        k: wanted.k,
+        metric: index.metric(),
+        exclude_self: wanted.exclude_self,
+        simd: active_level().into_py()?,
+        threads,
+    };
+    let snapshot = py.detach(|| index.snapshot());
+    let Neighbours { values, rows } = interrupt::run(
+        py,
+        threads,
+        || snapshot.is_small(query.rows(), &options),
+        progress,
+        |monitor| snapshot.search(QueryRef::Wide(query), options, monitor),
+    )?;
+    let shape = [query.rows(), wanted.k];
+    let values = values.into_pyarray(py).reshape(shape)?;
+    let rows = rows.into_pyarray(py).reshape(shape)?;
+    Ok((values.into_any().unbind(), rows.into_any().unbind()))
+}
+
+/// The arguments of a search by radius.
+struct Bounds {
+    radius: f64,
+    exclude_self: bool,
+    distances: bool,
+    sort: bool,
+}
+
+fn radius<E, W>(
+    py: Python<'_>,
+    index: &Index<E>,
+    query: &Bound<'_, PyUntypedArray>,
+    bounds: &Bounds,
+    num_threads: Option<&Bound<'_, PyAny>>,
+    progress: Option<&Bound<'_, PyAny>>,
+) -> PyResult<Answer>
+where
+    E: Element<Wide = W> + saved::Stored,
+    E::Output: numpy::Element,
+    W: Stored,
+{
+    let threads = threads_or_default(num_threads.map(positive_threads).transpose()?)?;
+    let query = borrow::<W>(query, Argument::Query)?;
+    let query = matrix::<W>(&query, Argument::Query)?;
+    let simd = active_level().into_py()?;
+    let options = RadiusOptions {
+        radius: bounds.radius,
+        metric: index.metric(),
+        exclude_self: bounds.exclude_self,
+        values: bounds.distances,
+        order: if bounds.sort { RowOrder::Value } else { RowOrder::Row },
+        simd,
+        threads,
+    };
+    let snapshot = py.detach(|| index.snapshot());
+    // As long as a search for one neighbour.
+    let similar = Options { k: 1, metric: index.metric(), exclude_self: false, simd, threads };
+    let Within { starts, rows, values } = interrupt::run(
+        py,
+        threads,
+        || snapshot.is_small(query.rows(), &similar),
+        progress,
+        |monitor| snapshot.radius(QueryRef::Wide(query), options, monitor),
+    )?;
+    Ok((
+        starts.into_pyarray(py).into_any().unbind(),
+        rows.into_pyarray(py).into_any().unbind(),
+        bounds.distances.then(|| values.into_pyarray(py).into_any().unbind()),
+    ))
+}
+
+fn copy<E: Stored + saved::Stored>(py: Python<'_>, index: &Index<E>, start: usize, stop: usize) -> PyResult<Py<PyAny>> {
+    let numbers = py.detach(|| index.copy(start, stop)).into_py()?;
+    let rows = PyArray1::from_vec(py, E::into_storage(numbers)).reshape([stop - start, index.dim()])?;
+    Ok(rows.into_any().unbind())
+}
+
+#[pymethods]
+impl PyIndex {
+    #[new]
+    #[pyo3(signature = (dim, metric, dtype, *, p=None))]
+    fn new(dim: &Bound<'_, PyAny>, metric: &str, dtype: &str, p: Option<f64>) -> PyResult<Self> {
+        let dim = count("dim", dim)?;
+        let metric = Metric::parse(metric, p).into_py()?;
+        let index = AnyIndex::of(dtype, |kind| {
+            Ok(match kind {
+                Kind::F32 => AnyIndex::F32(Index::new(dim, metric)?),
+                Kind::F64 => AnyIndex::F64(Index::new(dim, metric)?),
+                Kind::F16 => AnyIndex::F16(Index::new(dim, metric)?),
+                Kind::Bf16 => AnyIndex::Bf16(Index::new(dim, metric)?),
+            })
+        });
+        let wanted = "dtype must be float32, float64, float16 or bfloat16";
+        let index = index.ok_or_else(|| PyValueError::new_err(format!("{wanted}, got {dtype:?}")))?;
+        Ok(Self(index.into_py()?))
+    }
+
+    /// The index in a file; its rows stay there until they are needed.
+    #[staticmethod]
+    fn load(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
+        let index = py.detach(|| {
+            let saved = Saved::open(&path)?;
+            let dtype = saved.metadata().get("dtype").map_or("", String::as_str);
+            let index = AnyIndex::of(dtype, |kind| {
+                Ok(match kind {
+                    Kind::F32 => AnyIndex::F32(Index::load(&saved)?),
+                    Kind::F64 => AnyIndex::F64(Index::load(&saved)?),
+                    Kind::F16 => AnyIndex::F16(Index::load(&saved)?),
+                    Kind::Bf16 => AnyIndex::Bf16(Index::load(&saved)?),
+                })
+            });
+            index.unwrap_or_else(|| {
+                let wanted = "rows of float32, float64, float16 or bfloat16".to_owned();
+                Err(Error::BadFile { path: path.clone(), wanted, found: format!("{dtype:?}") })
+            })
+        });
+        Ok(Self(index.into_py()?))
+    }
+
+    /// Number of rows.
+    #[getter]
+    fn rows(&self, py: Python<'_>) -> usize {
+        py.detach(|| with_index!(&self.0, index, _E => index.rows()))
+    }
+
+    #[getter]
+    fn dim(&self) -> usize {
+        with_index!(&self.0, index, _E => index.dim())
+    }
+
+    #[getter]
+    fn metric(&self) -> &'static str {
+        with_index!(&self.0, index, _E => index.metric()).name()
+    }
+
+    /// The exponent of a metric that takes one.
+    #[getter]
+    fn p(&self) -> Option<f64> {
+        match with_index!(&self.0, index, _E => index.metric()) {
+            Metric::Minkowski(p) => Some(p.get()),
+            _ => None,
+        }
+    }
+
+    #[getter]
+    fn dtype(&self) -> &'static str {
+        self.0.kind().name()
+    }
+
+    /// Bytes of memory that rows and panels take, without what is mapped from a file.
+    #[getter]
+    fn nbytes(&self, py: Python<'_>) -> usize {
+        py.detach(|| with_index!(&self.0, index, _E => index.bytes()))
+    }
+
+    /// Append rows of the index's own type.
+    #[pyo3(signature = (reference, *, bfloat16=false, num_threads=None, progress=None))]
+    fn add(
+        &self,
+        py: Python<'_>,
+        reference: &Bound<'_, PyUntypedArray>,
+        bfloat16: bool,
+        num_threads: Option<&Bound<'_, PyAny>>,
+        progress: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        check_kind(reference, Argument::Reference, bfloat16, self.0.kind())?;
+        with_index!(&self.0, index, _E => add(py, index, reference, num_threads, progress))
+    }
+
+    /// Drop the rows whose place in `mask` is true.
+    fn remove(&self, py: Python<'_>, mask: PyReadonlyArray1<'_, bool>) -> PyResult<()> {
+        let mask = mask.as_slice().map_err(|_| PyValueError::new_err("mask must be C-contiguous"))?;
+        py.detach(|| with_index!(&self.0, index, _E => index.remove(mask))).into_py()
+    }
+
+    /// Drop all rows.
+    fn reset(&self, py: Python<'_>) {
+        py.detach(|| with_index!(&self.0, index, _E => index.reset()));
+    }
+
+    /// A copy of the rows `start` to `stop`; bfloat16 as 16-bit patterns.
+    fn copy(&self, py: Python<'_>, start: &Bound<'_, PyAny>, stop: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
+        let (start, stop) = (count("start", start)?, count("stop", stop)?);
+        with_index!(&self.0, index, _E => copy(py, index, start, stop))
+    }
+
+    /// Distances and indices of the k nearest rows of each query.
+    #[pyo3(signature = (query, k, *, exclude_self=false, num_threads=None, progress=None))]
+    fn search(
+        &self,
+        py: Python<'_>,
+        query: &Bound<'_, PyUntypedArray>,
+        k: &Bound<'_, PyAny>,
+        exclude_self: bool,
+        num_threads: Option<&Bound<'_, PyAny>>,
+        progress: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Pair> {
+        check_kind(query, Argument::Query, false, self.0.kind().wide())?;
+        let wanted = Wanted { k: count("k", k)?, exclude_self };
+        with_index!(&self.0, index, E => {
+            search::<E, <E as Element>::Wide>(py, index, query, &wanted, num_threads, progress)
+        })
+    }
+
+    /// All rows within a radius of each query, as compressed rows.
+    #[pyo3(signature = (query, r, *, exclude_self=false, return_distances=true, sort=true, num_threads=None, progress=None))]
+    #[expect(clippy::too_many_arguments, reason = "the signature of the Python function")]
+    fn radius(
+        &self,
+        py: Python<'_>,
+        query: &Bound<'_, PyUntypedArray>,
+        r: f64,
+        exclude_self: bool,
+        return_distances: bool,
+        sort: bool,
+        num_threads: Option<&Bound<'_, PyAny>>,
+        progress: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Answer> {
+        check_kind(query, Argument::Query, false, self.0.kind().wide())?;
+        let bounds = Bounds { radius: r, exclude_self, distances: return_distances, sort };
+        with_index!(&self.0, index, E => {
+            radius::<E, <E as Element>::Wide>(py, index, query, &bounds, num_threads, progress)
+        })
+    }
+
+    /// Write the index to a file, whatever was there before.
+    #[pyo3(signature = (path, *, num_threads=None, progress=None))]
+    fn save(
+        &self,
+        py: Python<'_>,
+        path: PathBuf,
+        num_threads: Option<&Bound<'_, PyAny>>,
+        progress: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let threads = threads_or_default(num_threads.map(positive_threads).transpose()?)?;
+        let simd = active_level().into_py()?;
+        let save =
+            |monitor: &Monitor| with_index!(&self.0, index, _E => index.save(&path, simd, threads.get(), monitor));
+        interrupt::run(py, threads, || false, progress, save)
+    }
+}

@@ -1,0 +1,274 @@
+//! An index, held at every level against a plain list of rows and the oracle: same rows, same bytes, whatever was added,
+//! removed, saved and loaded before.
+
+mod common;
+
+use std::fs;
+use std::num::NonZero;
+use std::path::PathBuf;
+
+use exactknn_core::saved::{Saved, Stored};
+use exactknn_core::{
+    Argument, Element, Error, Index, MatrixRef, Metric, Monitor, Options, PoolHandle, QueryRef, RadiusOptions,
+    RowOrder, Simd, bf16, f16, reference,
+};
+use proptest::prelude::*;
+
+use common::{KINDS, Random, Type, any_metric, convert, levels, rows, types};
+
+const THREADS: NonZero<usize> = NonZero::new(2).expect("positive");
+
+/// A file that is gone when the test is over.
+struct Temporary(PathBuf);
+
+impl Temporary {
+    fn new(name: &str) -> Self {
+        Self(std::env::temp_dir().join(format!("exactknn-index-{}-{name}", std::process::id())))
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+/// An index, and what it should hold.
+struct Pair<E: Element + Stored> {
+    index: Index<E>,
+    rows: Vec<Vec<E>>,
+}
+
+impl<E: Element + Stored> Pair<E> {
+    fn new(dim: usize, metric: Metric) -> Self {
+        Self { index: Index::new(dim, metric).expect("columns").sealed_at(64), rows: Vec::new() }
+    }
+
+    fn add(&mut self, rows: &[Vec<E>], simd: Simd) {
+        let numbers = rows.concat();
+        let matrix =
+            MatrixRef::new(&numbers, rows.len(), self.index.dim(), Argument::Reference).expect("a good matrix");
+        let pool = PoolHandle::get(THREADS).expect("threads");
+        pool.pool().install(|| self.index.add(matrix, simd, 2, &Monitor::new())).expect("good rows");
+        self.rows.extend_from_slice(rows);
+    }
+
+    fn remove(&mut self, mask: &[bool]) {
+        self.index.remove(mask).expect("a good mask");
+        let mut places = mask.iter();
+        self.rows.retain(|_| !places.next().expect("a place for each row"));
+    }
+
+    /// Search by number and by radius, for queries of the rows' own type and widened.
+    fn check(&self, queries_as_rows: &[Vec<E>], k: usize, exclude_self: bool, simd: Simd)
+    where
+        E::Output: Into<f64>,
+    {
+        let query = queries_as_rows;
+        assert_eq!(self.index.rows(), self.rows.len());
+        let exclude_self = exclude_self && query.len() <= self.rows.len();
+        let k = k.min(self.rows.len().saturating_sub(usize::from(exclude_self)));
+        let (metric, dim) = (self.index.metric(), self.index.dim());
+        let narrow = query.concat();
+        let mut scratch = Vec::new();
+        let wide: Vec<E::Wide> = query.iter().flat_map(|row| E::widen(row, &mut scratch).to_vec()).collect();
+        let queries = [
+            QueryRef::Same(MatrixRef::new(&narrow, query.len(), dim, Argument::Query).expect("a good matrix")),
+            QueryRef::Wide(MatrixRef::new(&wide, query.len(), dim, Argument::Query).expect("a good matrix")),
+        ];
+        let truth = reference::knn(metric, query, &self.rows, k, exclude_self);
+        let radius = truth.values.last().map_or(0.5, |&value| value.into());
+        let snapshot = self.index.snapshot();
+        for query in queries {
+            let options = Options { k, metric, exclude_self, simd, threads: THREADS };
+            let found = snapshot.search(query, options, &Monitor::new()).expect("a good search");
+            assert_eq!(format!("{found:?}"), format!("{truth:?}"), "{:?} {metric:?} k {k}", simd.level());
+            if !radius.is_finite() {
+                continue;
+            }
+            for order in [RowOrder::Value, RowOrder::Row] {
+                for values in [true, false] {
+                    let options = RadiusOptions { radius, metric, exclude_self, values, order, simd, threads: THREADS };
+                    let found = snapshot.radius(query, options, &Monitor::new()).expect("a good search");
+                    let mut wanted = reference::radius(
+                        metric,
+                        queries_as_rows,
+                        &self.rows,
+                        radius,
+                        exclude_self,
+                        order == RowOrder::Row,
+                    );
+                    if !values {
+                        wanted.values.clear();
+                    }
+                    assert_eq!(format!("{found:?}"), format!("{wanted:?}"), "{:?} {metric:?} {order:?}", simd.level());
+                }
+            }
+        }
+    }
+}
+
+/// One history of an index at every level, saved at one and loaded at the next.
+fn history<E: Element + Stored>(all: &[Vec<E>], metric: Metric, k: usize, exclude_self: bool, seed: u64)
+where
+    E::Output: Into<f64>,
+{
+    let dim = all[0].len();
+    let levels = levels();
+    for (l, &simd) in levels.iter().enumerate() {
+        let mut random = Random(seed);
+        let mut pair = Pair::new(dim, metric);
+        let file = Temporary::new(&format!("{seed:x}-{l}"));
+        let mut rest = all;
+        while !rest.is_empty() {
+            let more;
+            (more, rest) = rest.split_at((1 + random.below(180)).min(rest.len()));
+            pair.add(more, simd);
+            if random.below(3) == 0 {
+                let one_in = 2 + random.below(9);
+                let mask: Vec<bool> = pair.rows.iter().map(|_| random.below(one_in) == 0).collect();
+                pair.remove(&mask);
+            }
+            if random.below(3) == 0 {
+                let other = levels[(l + 1) % levels.len()];
+                pair.index.save(&file.0, simd, 2, &Monitor::new()).expect("a good file");
+                let saved = Saved::open(&file.0).expect("a good file");
+                pair.index = Index::load(&saved).expect("a good file").sealed_at(64);
+                // By kernels that find their codes in the file, and by some that do not.
+                pair.check(&all[..3], k, false, other);
+            }
+        }
+        let query: Vec<Vec<E>> = if exclude_self {
+            pair.rows.iter().take(all.len() / 4).cloned().collect()
+        } else {
+            all.iter().step_by(1 + all.len() / 20).cloned().collect()
+        };
+        pair.check(&query, k, exclude_self, simd);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_history_gives_the_oracles_bytes(
+        seed: u64,
+        kind in 0..KINDS.len(),
+        dim in 1usize..40,
+        count in 1usize..900,
+        k in 0usize..20,
+        metric in any_metric(),
+        element in types(),
+        exclude_self: bool,
+    ) {
+        let mut random = Random(seed);
+        let all = rows(KINDS[kind], count, dim, &mut random);
+        match element {
+            Type::F32 => history(&convert(&all, |x| x as f32), metric, k, exclude_self, seed),
+            Type::F64 => history(&all, metric, k, exclude_self, seed),
+            Type::F16 => {
+                let to = |x: f64| f16::from_f64(x.clamp(-65504.0, 65504.0));
+                history(&convert(&all, to), metric, k, exclude_self, seed);
+            }
+            Type::Bf16 => history(&convert(&all, bf16::from_f64), metric, k, exclude_self, seed),
+        }
+    }
+}
+
+/// A damaged byte is found by whoever needs it, or changes nothing.
+#[test]
+fn a_flipped_byte_gives_no_wrong_answer() {
+    let mut random = Random(7);
+    let all = convert(&rows(KINDS[0], 3000, 24, &mut random), |x| x as f32);
+    for simd in levels() {
+        let mut pair = Pair::new(24, Metric::SqEuclidean);
+        pair.add(&all[..2000], simd);
+        pair.add(&all[2000..2990], simd);
+        pair.add(&all[2990..], simd);
+        let file = Temporary::new(&format!("flip-{:?}", simd.level()));
+        pair.index.save(&file.0, simd, 2, &Monitor::new()).expect("a good file");
+        let good = fs::read(&file.0).expect("our file");
+        let query: Vec<Vec<f32>> = all.iter().step_by(300).cloned().collect();
+        let numbers = query.concat();
+        let query = QueryRef::Same(MatrixRef::new(&numbers, query.len(), 24, Argument::Query).expect("a good matrix"));
+        let options = Options { k: 5, metric: Metric::SqEuclidean, exclude_self: false, simd, threads: THREADS };
+        let answer = |bytes: &[u8]| {
+            fs::write(&file.0, bytes).expect("our file");
+            let index = Index::<f32>::load(&Saved::open(&file.0)?)?;
+            index.snapshot().search(query, options, &Monitor::new())
+        };
+        let truth = answer(&good).expect("a good file");
+        let mut found = 0;
+        for _ in 0..60 {
+            let mut bytes = good.clone();
+            bytes[random.below(good.len())] ^= 1 << random.below(8);
+            match answer(&bytes) {
+                Ok(neighbours) => assert_eq!(neighbours, truth, "a wrong answer"),
+                Err(error) => {
+                    found += 1;
+                    assert!(matches!(error, Error::BadFile { .. }), "{error}");
+                }
+            }
+        }
+        assert!(found > 10, "{found} of 60: the answer needs a good part of the file");
+    }
+}
+
+/// Searches that run while rows come and go answer for the rows of one moment.
+#[test]
+fn searches_and_changes_do_not_meet() {
+    let simd = *levels().last().expect("a level");
+    let mut random = Random(3);
+    let all = convert(&rows(KINDS[0], 1200, 8, &mut random), |x| x as f32);
+    let mut pair = Pair::new(8, Metric::SqEuclidean);
+    pair.add(&all[..600], simd);
+    let before = pair.index.snapshot();
+    let query = MatrixRef::new(&all[0], 1, 8, Argument::Query).expect("a good matrix");
+    let options = Options { k: 3, metric: Metric::SqEuclidean, exclude_self: false, simd, threads: THREADS };
+    let old = before.search(query.into(), options, &Monitor::new()).expect("a good search");
+    std::thread::scope(|scope| {
+        let searching = scope.spawn(|| {
+            for _ in 0..200 {
+                let found = before.search(query.into(), options, &Monitor::new()).expect("a good search");
+                assert_eq!(found, old);
+                let now = pair.index.snapshot().search(query.into(), options, &Monitor::new()).expect("a good search");
+                assert!(now.values[0] == 0.0 && now.rows[0] < 2, "the row itself stays");
+            }
+        });
+        for step in 0..40 {
+            let numbers = all[600 + step * 10..][..10].concat();
+            let rows = MatrixRef::new(&numbers, 10, 8, Argument::Reference).expect("a good matrix");
+            pair.index.add(rows, simd, 1, &Monitor::new()).expect("good rows");
+            let count = pair.index.rows();
+            let mask: Vec<bool> = (0..count).map(|row| row > 0 && row % 97 == step).collect();
+            pair.index.remove(&mask).expect("a good mask");
+        }
+        searching.join().expect("no wrong answer");
+    });
+}
+
+/// What an index refuses.
+#[test]
+fn errors_say_what_is_wrong() {
+    let simd = levels()[0];
+    assert!(matches!(Index::<f32>::new(0, Metric::Euclidean), Err(Error::NoColumns(_))));
+    let mut pair = Pair::new(2, Metric::Euclidean);
+    pair.add(&[vec![1.0f32, 2.0], vec![3.0, 4.0]], simd);
+    let rows = MatrixRef::new(&[1.0f32, 2.0, 3.0], 1, 3, Argument::Reference).expect("a good matrix");
+    let refused = pair.index.add(rows, simd, 1, &Monitor::new());
+    assert!(matches!(refused, Err(Error::DimensionMismatch { .. })));
+    let rows = MatrixRef::new(&[1.0f32, 2.0, 3.0, f32::NAN], 2, 2, Argument::Reference).expect("a good matrix");
+    let refused = pair.index.add(rows, simd, 1, &Monitor::new());
+    assert!(matches!(refused, Err(Error::NonFinite { argument: Argument::Reference, row: 1, column: 1, .. })));
+    assert!(matches!(pair.index.remove(&[true]), Err(Error::BadArray { argument: "mask", .. })));
+    assert!(matches!(pair.index.copy(1, 3), Err(Error::BadArray { argument: "rows", .. })));
+    assert_eq!(pair.index.copy(1, 2).expect("a row"), [3.0, 4.0]);
+    let query = MatrixRef::new(&[1.0f32, 2.0], 1, 2, Argument::Query).expect("a good matrix");
+    let options = Options { k: 3, metric: Metric::Euclidean, exclude_self: false, simd, threads: THREADS };
+    let refused = pair.index.snapshot().search(query.into(), options, &Monitor::new());
+    assert_eq!(refused, Err(Error::KTooLarge { k: 3, references: 2 }));
+    pair.index.reset();
+    assert_eq!(pair.index.rows(), 0);
+    let none = pair.index.snapshot().search(query.into(), Options { k: 0, ..options }, &Monitor::new());
+    assert!(none.expect("nothing to find").rows.is_empty());
+}
