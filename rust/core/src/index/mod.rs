@@ -117,6 +117,12 @@ impl<E: Element + Stored> Index<E> {
                 Some(open) => Part::append(open, rows)?,
                 None => parts.push(Arc::new(Part::new(rows, self.sealed_rows)?)),
             }
+            let last = parts.last().filter(|last| !last.is_open()).map(Arc::clone);
+            drop(parts);
+            if let Some(sealed) = last {
+                // The rows are there, whatever becomes of this: a search makes what it misses.
+                let _ = sealed.pack(self.metric, simd, threads, monitor);
+            }
         }
         Ok(())
     }
