@@ -18,7 +18,7 @@ from typing import Any, Literal, overload
 import numpy as np
 import numpy.typing as npt
 
-from exactknn import _arrays, _core, _large, _progress, _rows
+from exactknn import _arrays, _core, _progress
 from exactknn._core import (
     __version__,
     available_simd_levels,
@@ -110,7 +110,10 @@ def knn(
     if num_threads is not None:
         num_threads = _arrays.as_count(num_threads, "num_threads", minimum=1)
     exclude_self = _whether_to_exclude_self(exclude_self, reference)
-    if max_memory is not None or _rows.is_stream(reference):
+    if max_memory is not None or _arrays.is_blocks(reference):
+        # Files and threads, which no other search needs.
+        from exactknn import _large
+
         most = None if max_memory is None else _arrays.as_bytes(max_memory, "max_memory")
         with _progress.reporting(progress) as report:
             return _large.knn(

@@ -199,6 +199,15 @@ def as_pair(query: Any, reference: Any = None) -> Pair:
     return Pair(converted(left, wide), converted(right, wide), wide == "bfloat16")
 
 
+def is_blocks(values: Any) -> bool:
+    """Tell whether these are blocks of rows: an iterable without item access, or a list or tuple of matrices."""
+    if isinstance(values, (list, tuple)):
+        return bool(values) and getattr(values[0], "ndim", None) == 2
+    if hasattr(values, "__array__") or hasattr(values, "__dlpack__"):
+        return False
+    return hasattr(values, "__iter__") and not hasattr(values, "__getitem__")
+
+
 def common_dtype(left: str, right: str) -> str:
     """Return the name of the floating type that holds the values of two such types exactly."""
     if left == right:

@@ -286,7 +286,7 @@ def knn(
     """Do what `exactknn.knn` promises, in blocks.
 
     The arguments are those of `exactknn.knn`, checked; ``max_memory`` in bytes, None for no bound. Queries and, unless
-    they are blocks of rows (`_rows.is_stream`), references may be arrays of any layout.
+    they are blocks of rows (`_arrays.is_blocks`), references may be arrays of any layout.
     """
     with contextlib.ExitStack() as stack:
         if isinstance(reference, Generator):
@@ -295,7 +295,7 @@ def knn(
         references: _rows.Rows | _rows.Stream
         if reference is None:
             references = queries
-        elif _rows.is_stream(reference):
+        elif _arrays.is_blocks(reference):
             references = _rows.Stream(reference, "reference")
         else:
             references = _array_rows(reference, "reference")

@@ -246,9 +246,9 @@ class Stream:
         """Give the rows, ``step`` at a time and once only; a block is good until the next but one is asked for."""
         matrix, self._first = self._first, None
         buffer, other = (np.empty((step, self.dimension or 0), dtype_of(dtype_name)) for _ in range(2))
-        filled = 0
+        piece, filled = max(1, PIECE_BYTES // max(1, buffer[:1].nbytes)), 0
         while matrix is not None:
-            for start in range(0, len(matrix.array), piece := _piece_rows(buffer)):
+            for start in range(0, len(matrix.array), piece):
                 part = _arrays.converted(matrix._replace(array=matrix.array[start : start + piece]), dtype_name)
                 while len(part):
                     count = min(len(part), step - filled)
@@ -264,7 +264,9 @@ class Stream:
             yield buffer[:filled]
 
     def _checked(self) -> Iterator[_arrays.Matrix]:
-        for number, block in enumerate(self._source):
+        number = -1
+        for block in self._source:  # by enumerate, each would be held while the next one is made
+            number += 1
             name = f"{self._name} block {number}"
             matrix = _arrays.as_matrix(block, name)
             del block
@@ -278,16 +280,3 @@ class Stream:
                 )
             yield matrix
             del matrix
-
-
-def _piece_rows(buffer: Array) -> int:
-    return max(1, PIECE_BYTES // max(1, int(buffer.shape[1]) * buffer.itemsize))
-
-
-def is_stream(values: Any) -> bool:
-    """Tell whether these are blocks of rows: an iterable without item access, or a list or tuple of matrices."""
-    if isinstance(values, (list, tuple)):
-        return bool(values) and getattr(values[0], "ndim", None) == 2
-    if hasattr(values, "__array__") or hasattr(values, "__dlpack__"):
-        return False
-    return hasattr(values, "__iter__") and not hasattr(values, "__getitem__")

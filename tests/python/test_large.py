@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -310,6 +311,24 @@ def test_a_generator_is_closed_when_the_search_is_refused():
     with pytest.raises(ValueError, match="reference must be finite, got inf in row 30, column 0"):
         exactknn.knn(rows(2, 4), blocks(), 2)
     assert ends == [True]
+
+
+def test_a_block_is_not_held_while_the_next_one_is_made():
+    alive = []
+
+    def blocks():
+        for number in range(4):
+            alive.append([made() is not None for made in references])
+            yield make(number)
+
+    def make(number):
+        block = rows(500, 4, seed=number)
+        references.append(weakref.ref(block))
+        return block
+
+    references: list[weakref.ref[np.ndarray]] = []
+    exactknn.knn(rows(2, 4), blocks(), 3)
+    assert alive == [[], [False], [False] * 2, [False] * 3]
 
 
 def test_a_generator_runs_in_the_gradient_mode_of_the_caller():
