@@ -28,6 +28,7 @@ from exactknn._core import (
     set_simd_level,
     simd_level,
 )
+from exactknn._recall import recall
 
 __all__ = [
     "__version__",
@@ -36,6 +37,7 @@ __all__ = [
     "get_num_threads",
     "knn",
     "radius",
+    "recall",
     "set_num_threads",
     "set_simd_level",
     "simd_level",

@@ -46,8 +46,8 @@ class ExactNeighborsTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixi
     """Transform rows into a sparse graph of their exact nearest neighbours.
 
     Stands where ``sklearn.neighbors.KNeighborsTransformer`` stands and counts as it does: with ``mode="distance"`` the
-    graph has ``n_neighbors + 1`` entries a row, since a fitted row is its own neighbour and the steps that read the graph
-    leave it out; with ``mode="connectivity"`` it has ``n_neighbors``, the row itself among them.
+    graph has ``n_neighbors + 1`` entries a row, since a fitted row is its own neighbour and the steps that read the
+    graph leave it out; with ``mode="connectivity"`` it has ``n_neighbors``, the row itself among them.
 
     In the graph of ``fit_transform`` the first entry of each row is the row itself, at distance 0, also where the data
     holds more copies of it than neighbours were asked for. ``transform`` cannot know whether its rows were fitted: it
@@ -69,9 +69,9 @@ class ExactNeighborsTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         effective_metric_: the metric under exactknn's name.
         effective_metric_params_: ``{"p": p}`` for ``"minkowski"``, else empty.
 
-    Rows are float32, float64 or float16 arrays; other numbers are searched as float64. Distances are float64 for float64
-    rows, else float32. Sparse rows, NaN and infinities are refused in scikit-learn's words. The fitted rows are kept
-    without a copy where their layout allows it, and must not be changed afterwards.
+    Rows are float32, float64 or float16 arrays; other numbers are searched as float64. Distances are float64 for
+    float64 rows, else float32. Sparse rows, NaN and infinities are refused in scikit-learn's words. The fitted rows are
+    kept without a copy where their layout allows it, and must not be changed afterwards.
 
     Examples:
         >>> from sklearn.pipeline import make_pipeline
@@ -219,7 +219,7 @@ class ExactNeighborsTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixi
             count,
             metric=self.effective_metric_,
             num_threads=self._num_threads(),
-            **self.effective_metric_params_,
+            p=self.effective_metric_params_.get("p"),
         )
 
     def _graph(self, distances: npt.NDArray[Any], indices: npt.NDArray[np.int64], mode: str) -> Any:
