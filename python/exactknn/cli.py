@@ -1,4 +1,4 @@
-"""The command line: ``exactknn search``, ``exactknn evaluate``, ``exactknn match`` and ``exactknn info``.
+"""The command line: ``exactknn search``, ``groundtruth``, ``evaluate``, ``match`` and ``info``.
 
 ::
 
@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from exactknn import _METRICS, _texts
+from exactknn import _METRICS, _groundtruth, _texts
 
 if TYPE_CHECKING:
     import numpy as np
@@ -118,7 +118,7 @@ def _run(argv: Sequence[str] | None) -> int:
         print(f"exactknn {__version__}")
         return 0
     if arguments.command is None:
-        parser.error("a command is wanted: search, evaluate, match or info")
+        parser.error("a command is wanted: search, groundtruth, evaluate, match or info")
     command: Callable[[argparse.Namespace], int] = arguments.run
     return command(arguments)
 
@@ -195,6 +195,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     search.add_argument("--distances", metavar="OUT2", help="write the distances here too: .fbin or .fvecs (float32)")
     _add_running(search)
+
+    _groundtruth.add_command(commands)
 
     evaluate = commands.add_parser(
         "evaluate",
