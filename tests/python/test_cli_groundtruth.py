@@ -169,6 +169,21 @@ def test_without_h5py_the_error_names_the_extra(folder):
     assert run(folder, "--output", "gt.bin", command=[sys.executable, "-c", WITHOUT_H5PY]).returncode == 0
 
 
+@pytest.mark.parametrize("output", ["gt.bin", "gt.hdf5"])
+def test_a_full_disk_leaves_what_was_there(folder, output):
+    if output == "gt.hdf5":
+        pytest.importorskip("h5py")
+    (folder / output).write_bytes(b"before")
+    limited = (
+        "import resource, sys; from exactknn.cli import main;"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000)); sys.exit(main())"
+    )
+    done = run(folder, "--output", output, command=[sys.executable, "-c", limited])
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "exactknn: error: File too large\n")
+    assert (folder / output).read_bytes() == b"before"
+    assert sorted(os.listdir(folder)) == ["b.fbin", output, "q.fbin"]
+
+
 def test_an_interrupt_leaves_the_old_file(tmp_path):
     rows = np.random.default_rng(0).standard_normal((40_000, 64)).astype(np.float32)
     np.save(tmp_path / "rows.npy", rows)
