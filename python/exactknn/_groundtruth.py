@@ -18,6 +18,7 @@ import os
 from typing import IO, TYPE_CHECKING, Any
 
 from exactknn import _METRICS, _texts
+from exactknn._command import CommandError, common_dtype, input_paths, open_inputs, put_in_place, say, stage
 
 if TYPE_CHECKING:
     import numpy as np
@@ -72,16 +73,16 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Find the neighbours, write the files and return the exit code."""
-    from exactknn import _files, cli
+    from exactknn import _cli_search, _files
 
     try:
         suffix = _files.check_output_suffix(arguments.output, SUFFIXES, "--output")
         _choose_metric(arguments, suffix)
-        query, base = cli._open_inputs(arguments)
-        cli._check_count(query, base, arguments)
+        query, base = open_inputs(arguments)
+        _cli_search._check_count(query, base, arguments)
         with contextlib.ExitStack() as stack:
             outputs = _open_outputs(query, base, arguments, suffix, stack)
-            distances, indices = cli._neighbours(query, base, arguments)
+            distances, indices = _cli_search._neighbours(query, base, arguments)
             truth, *others = outputs
             if suffix in _HDF5:
                 _write_hdf5(truth.stream, query, base or query, arguments.metric, distances, indices)
@@ -91,31 +92,29 @@ def run(arguments: argparse.Namespace) -> int:
                 _files.write_neighbours(truth.stream, suffix, distances, indices)
             for output in others:
                 _files.write_matrix(output.stream, os.path.splitext(output.path)[1].lower(), distances)
-            cli._put_in_place(outputs)
+            put_in_place(outputs)
     except _files.FileError as error:
-        raise cli.CommandError(str(error)) from error
+        raise CommandError(str(error)) from error
     rows, columns = indices.shape
     for output in outputs:
-        cli._say(f"wrote {output.path}: {rows} queries, {columns} neighbours each")
+        say(f"wrote {output.path}: {rows} queries, {columns} neighbours each")
     return 0
 
 
 def _choose_metric(arguments: argparse.Namespace, suffix: str) -> None:
-    from exactknn import cli
-
     if suffix not in _HDF5:
         arguments.metric = arguments.metric or "sqeuclidean"
         return
     arguments.metric = arguments.metric or "euclidean"
     if arguments.metric not in _HDF5_DISTANCES:
-        raise cli.CommandError(
+        raise CommandError(
             f"--output {arguments.output}: {suffix} files hold euclidean or cosine ('angular') distances, "
             f"got --metric {arguments.metric}"
         )
     try:
         import h5py  # noqa: F401
     except ImportError as error:
-        raise cli.CommandError(
+        raise CommandError(
             f"--output {arguments.output} needs h5py, which is not installed: pip install 'exactknn[hdf5]'"
         ) from error
 
@@ -130,7 +129,7 @@ def _open_outputs(
     """Check where the results go and stage the files there, so that no search is made in vain."""
     import numpy as np
 
-    from exactknn import _files, cli
+    from exactknn import _files
 
     _files.check_indices_fit((base or query).rows, arguments.output, suffix)
     paths = {"--output": arguments.output}
@@ -141,12 +140,12 @@ def _open_outputs(
             arguments.distances, _files.DISTANCE_SUFFIXES, "--distances"
         )
     for path, kind in singles.items():
-        if cli._common_dtype(query, base) == np.float64:
-            raise cli.CommandError(
+        if common_dtype(query, base) == np.float64:
+            raise CommandError(
                 f"{path}: float64 vectors have float64 distances, which {kind} cannot hold; "
                 "write them to an .npz or .hdf5 with --output"
             )
-    return cli._staged(paths, cli._paths(query, base), stack)
+    return stage(paths, input_paths(query, base), stack)
 
 
 def _write_hdf5(
