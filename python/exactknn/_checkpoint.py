@@ -97,7 +97,8 @@ class Checkpoint:
         except ValueError as error:
             reason = str(error).removeprefix(f"{self.path}: ")
             raise FileError(
-                f"{self.path}: is no checkpoint of a search, or a damaged one ({reason}); remove it to start anew"
+                f"{self.path}: is no checkpoint of a search, or a damaged one ({reason}); "
+                "name another file, or remove it"
             ) from error
         return True
 
@@ -109,7 +110,7 @@ class Checkpoint:
             if about[name] != value:
                 raise _DifferentSearchError(
                     f"{self.path}: is of another search: {name} was {about[name]}, now it is {value}; "
-                    "remove it to start anew"
+                    "name another file, or remove it to start anew"
                 )
 
     def _array(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...] | None) -> Array:

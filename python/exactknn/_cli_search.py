@@ -146,7 +146,8 @@ def _neighbours_in_blocks(
         try:
             return large.run(progress, keep)
         except KeyboardInterrupt:
-            _keep(checkpoint, large)
+            if large.fraction > 0:
+                _keep(checkpoint, large)
             raise
 
 
