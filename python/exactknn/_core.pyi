@@ -5,6 +5,7 @@ import numpy as np
 import numpy.typing as npt
 
 __all__ = [
+    "BlockSearch",
     "__version__",
     "available_simd_levels",
     "build_info",
@@ -34,6 +35,27 @@ def knn(
     progress: Callable[[float], object] | None = None,
     p: float | None = None,
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]: ...
+class BlockSearch:
+    def __new__(
+        cls,
+        query: npt.NDArray[Any],
+        k: int,
+        metric: str,
+        *,
+        exclude_self: bool = False,
+        bfloat16: bool = False,
+        num_threads: int | None = None,
+        p: float | None = None,
+    ) -> BlockSearch: ...
+    @property
+    def rows(self) -> int: ...
+    def add(
+        self, reference: npt.NDArray[Any], *, progress: Callable[[float], object] | None = None
+    ) -> None: ...
+    def result(self) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]: ...
+    def state(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]: ...
+    def restore(self, ranks: npt.NDArray[np.float64], indices: npt.NDArray[np.int64], rows: int) -> None: ...
+
 def radius(
     query: npt.NDArray[Any],
     reference: npt.NDArray[Any] | None,

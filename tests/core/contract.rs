@@ -9,8 +9,8 @@ mod common;
 use std::num::NonZero;
 
 use exactknn_core::{
-    Argument, Element, Error, Level, MatrixRef, Metric, Monitor, Neighbours, Options, PoolHandle, Search, Simd, bf16,
-    f16, reference,
+    Argument, BlockSearch, Element, Error, Level, MatrixRef, Metric, Monitor, Neighbours, Options, PoolHandle, Search,
+    Simd, bf16, f16, reference,
 };
 use proptest::prelude::*;
 
@@ -36,6 +36,40 @@ fn run<E: Element>(
     pool.pool().install(|| search.run(&Monitor::new()))
 }
 
+/// The same with references that come in blocks of up to `most` rows; half-way the search goes on in another one.
+fn run_by_blocks<E: Element>(
+    query: &[Vec<E>],
+    references: &[Vec<E>],
+    k: usize,
+    metric: Metric,
+    exclude_self: bool,
+    simd: Simd,
+    most: usize,
+) -> Result<Neighbours<E::Output>, Error> {
+    let dim = references[0].len();
+    let q = query.concat();
+    let query = MatrixRef::new(&q, query.len(), dim, Argument::Query)?;
+    let threads = NonZero::new(2).expect("positive");
+    let options = Options { k, metric, exclude_self, simd, threads };
+    let mut search = BlockSearch::new(query, options)?;
+    let mut moved = false;
+    while search.rows() < references.len() {
+        let start = search.rows();
+        let size = 1 + start.wrapping_mul(31) % most;
+        let end = (start + size).min(references.len());
+        let r = references[start..end].concat();
+        search = search.with(query, MatrixRef::new(&r, end - start, dim, Argument::Reference)?, &Monitor::new())?;
+        if !moved && 2 * end > references.len() {
+            moved = true;
+            let (ranks, rows) = search.state()?;
+            let mut other = BlockSearch::new(query, options)?;
+            other.restore(&ranks, &rows, end)?;
+            search = other;
+        }
+    }
+    search.result::<E>()
+}
+
 fn bits<T: exactknn_core::Output>(found: &Neighbours<T>) -> (Vec<String>, Vec<i64>) {
     // Debug output of a float is unique for its bits, the sign of zero included.
     (found.values.iter().map(|value| format!("{value:?}")).collect(), found.rows.clone())
@@ -48,6 +82,11 @@ fn check<E: Element>(query: &[Vec<E>], references: &[Vec<E>], k: usize, metric: 
         for threads in 1..=3 {
             let found = run(query, references, k, metric, exclude_self, simd, threads).expect("a good search");
             assert_eq!(bits(&found), truth, "{:?}, {threads} threads, {metric:?}", simd.level());
+        }
+        // Few blocks and many; each of another size.
+        for most in [references.len().div_ceil(3), 90] {
+            let found = run_by_blocks(query, references, k, metric, exclude_self, simd, most).expect("a good search");
+            assert_eq!(bits(&found), truth, "{:?}, blocks of up to {most}, {metric:?}", simd.level());
         }
         if exclude_self {
             continue;
@@ -330,4 +369,54 @@ fn float64_at_the_ends_of_its_range() {
             }
         }
     }
+}
+
+/// Errors of a block name the row of the whole.
+#[test]
+fn a_bad_block_is_named_by_its_row_in_the_whole() {
+    let simd = levels()[0];
+    let threads = NonZero::new(1).expect("positive");
+    for k in [0, 1, 4] {
+        let options = Options { k, metric: Metric::SqEuclidean, exclude_self: false, simd, threads };
+        let query = MatrixRef::new(&[0.0f32, 1.0], 2, 1, Argument::Query).expect("good");
+        let block = |rows: &'static [f32]| MatrixRef::new(rows, rows.len(), 1, Argument::Reference).expect("good");
+        let mut search = BlockSearch::new(query, options).expect("good");
+        search = search.with(query, block(&[5.0, 4.0, 3.0]), &Monitor::new()).expect("good");
+        let error = search.with(query, block(&[0.0, f32::NAN]), &Monitor::new()).expect_err("not finite");
+        assert!(matches!(error, Error::NonFinite { argument: Argument::Reference, row: 4, column: 0, .. }), "{error}");
+        assert_eq!(search.rows(), 3);
+        if k == 4 {
+            assert_eq!(search.result::<f32>().expect_err("too few"), Error::KTooLarge { k: 4, references: 3 });
+        }
+        search = search.with(query, block(&[1.0, 5.0]), &Monitor::new()).expect("good");
+        let found = search.result::<f32>().expect("enough");
+        let wanted: [&[i64]; 2] = [&[3, 2, 1, 0], &[3, 2, 1, 0]];
+        assert_eq!(found.rows, wanted.map(|rows| &rows[..k]).concat());
+    }
+}
+
+/// A state that no search can have reached is refused.
+#[test]
+fn a_bad_state_is_refused() {
+    let simd = levels()[0];
+    let threads = NonZero::new(1).expect("positive");
+    let options = Options { k: 2, metric: Metric::SqEuclidean, exclude_self: true, simd, threads };
+    let query = MatrixRef::new(&[0.0f32], 1, 1, Argument::Query).expect("good");
+    let mut search = BlockSearch::new(query, options).expect("good");
+    for (ranks, rows, so_far) in [
+        (&[1.0][..], &[1][..], 5),
+        (&[2.0, 1.0], &[1, 2], 5),
+        (&[1.0, 1.0], &[2, 1], 5),
+        (&[1.0, 2.0], &[1, 5], 5),
+        (&[1.0, 2.0], &[0, 1], 5),
+        (&[1.0, f64::NAN], &[1, 2], 5),
+        (&[1.0, f64::INFINITY], &[1, -1], 5),
+        (&[1.0, 2.0], &[1, -1], 2),
+        (&[1.0, 2.0], &[1, -2], 5),
+    ] {
+        let refused = search.restore(ranks, rows, so_far);
+        assert!(matches!(refused, Err(Error::BadArray { .. })), "{ranks:?} {rows:?} {so_far}");
+    }
+    search.restore(&[1.0, f64::INFINITY], &[1, -1], 2).expect("itself and one more");
+    search.restore(&[1.0, 1.0], &[1, 2], 5).expect("a tie");
 }

@@ -30,7 +30,7 @@ use crate::pack::{FirstBad, Frame, PackedQuery, PackedReference};
 use crate::plan::{self, Options, Plan, Problem};
 use crate::rescore::{Prepared, ROWS, Widened, prefetch, score};
 use crate::symmetric::SelfSearch;
-use crate::topk::Nearest;
+use crate::topk::{self, Nearest};
 
 /// One search, ready to run.
 pub(crate) struct Job<'a, E> {
@@ -39,12 +39,53 @@ pub(crate) struct Job<'a, E> {
     pub(crate) options: &'a Options,
     pub(crate) problem: Problem,
     pub(crate) monitor: &'a Monitor,
+    /// Number of the first reference row, where others were searched before.
+    pub(crate) first_row: usize,
+    /// What each query's neighbours must come before, where k rows are known already; empty if of no query.
+    pub(crate) bars: &'a [Option<Neighbour>],
 }
 
 /// Where the neighbours of some queries go, `k` of each.
-pub(crate) struct Out<'a, E: Element> {
-    pub(crate) values: &'a mut [E::Output],
-    pub(crate) rows: &'a mut [i64],
+pub(crate) enum Out<'a, E: Element> {
+    /// The answer of the search; there are `k` neighbours.
+    Answer(&'a mut [E::Output], &'a mut [i64]),
+    /// The nearest so far, in their order, among references that come one after the other; see `blocks.rs`.
+    SoFar(&'a mut [Neighbour]),
+}
+
+impl<'a, E: Element> Out<'a, E> {
+    fn len(&self) -> usize {
+        match self {
+            Self::Answer(_, rows) => rows.len(),
+            Self::SoFar(places) => places.len(),
+        }
+    }
+
+    fn split_at(self, middle: usize) -> (Self, Self) {
+        match self {
+            Self::Answer(values, rows) => {
+                let ((values, more_values), (rows, more_rows)) =
+                    (values.split_at_mut(middle), rows.split_at_mut(middle));
+                (Self::Answer(values, rows), Self::Answer(more_values, more_rows))
+            }
+            Self::SoFar(places) => {
+                let (places, more) = places.split_at_mut(middle);
+                (Self::SoFar(places), Self::SoFar(more))
+            }
+        }
+    }
+
+    /// Pieces of `len` places, the last one may be shorter.
+    fn chunks(mut self, len: usize) -> Vec<Self> {
+        let mut chunks = Vec::new();
+        while self.len() > len {
+            let (chunk, rest) = self.split_at(len);
+            chunks.push(chunk);
+            self = rest;
+        }
+        chunks.push(self);
+        chunks
+    }
 }
 
 /// Panels of the first scan of a query, before it has any threshold; doubled until a block is scanned at once.
@@ -67,21 +108,25 @@ impl<E: Element> Scratch<E> {
 }
 
 impl<E: Element> Job<'_, E> {
-    /// Fill `values` and `rows`, `k` of each for every query.
-    pub(crate) fn run(&self, values: &mut [E::Output], rows: &mut [i64]) -> Result<()> {
+    /// Fill `out`, `k` places for every query.
+    pub(crate) fn run(&self, out: Out<'_, E>) -> Result<()> {
         self.monitor.begin(self.problem.queries as u64 * self.problem.references as u64);
         let mut filter = self.problem.filter(self.options.simd.level());
-        let mut done = 0;
-        while done < self.problem.queries {
+        let mut rest = Some((0..self.problem.queries, out));
+        while let Some((queries, out)) = rest {
             self.monitor.filter(filter);
-            let at = done * self.problem.k;
-            let queries = done..self.problem.queries;
-            let out = Out { values: &mut values[at..], rows: &mut rows[at..] };
-            (done, filter) = match filter {
-                Filter::Direct | Filter::Bare => (self.run_unpacked(queries, filter, out)?, filter),
+            rest = match filter {
+                Filter::Direct | Filter::Bare => {
+                    self.run_unpacked(queries, filter, out)?;
+                    None
+                }
                 Filter::Float32 | Filter::Int8 => {
                     let work = Filtered { job: self, filter, queries, out };
-                    arch::with_filter(self.options.simd, self.metric(), filter, work)?
+                    let left = arch::with_filter(self.options.simd, self.metric(), filter, work)?;
+                    left.map(|(queries, out, next)| {
+                        filter = next;
+                        (queries, out)
+                    })
                 }
             };
         }
@@ -92,9 +137,8 @@ impl<E: Element> Job<'_, E> {
         Plan::new(&Problem { queries: queries.len(), ..self.problem }, filter)
     }
 
-    /// Search `queries` among the rows as they lie; returns where they end.
-    fn run_unpacked(&self, queries: Range<usize>, filter: Filter, out: Out<'_, E>) -> Result<usize> {
-        let end = queries.end;
+    /// Search `queries` among the rows as they lie.
+    fn run_unpacked(&self, queries: Range<usize>, filter: Filter, out: Out<'_, E>) -> Result<()> {
         let bad = FirstBad::new();
         let plan = self.plan(&queries, filter);
         let outcome = self.run_tasks(&plan, queries, out, |queries, split| {
@@ -107,7 +151,7 @@ impl<E: Element> Job<'_, E> {
         self.monitor.check()?;
         // A chunk of queries has looked at every row, so the first bad one is known now.
         bad.check(self.reference, Argument::Reference)?;
-        outcome.map(|()| end)
+        outcome
     }
 
     /// Run `scan` on every task and write what the queries found.
@@ -115,17 +159,16 @@ impl<E: Element> Job<'_, E> {
     where
         F: Fn(Range<usize>, usize) -> Result<Vec<Nearest>> + Sync,
     {
-        let len = plan.chunk * self.problem.k;
+        let chunks = out.chunks(plan.chunk * self.problem.k);
         if plan.splits == 1 && self.problem.threads == 1 {
             // Stay on this thread: small searches do not wait for a pool.
-            for (chunk, (values, rows)) in out.values.chunks_mut(len).zip(out.rows.chunks_mut(len)).enumerate() {
-                let chunk = plan.chunk_of(&queries, chunk);
-                self.write(scan(chunk, 0)?, values, rows)?;
+            for (chunk, out) in chunks.into_iter().enumerate() {
+                let queries = plan.chunk_of(&queries, chunk);
+                self.write(scan(queries, 0)?, out)?;
             }
             return Ok(());
         }
-        let out = out.values.par_chunks_mut(len).zip(out.rows.par_chunks_mut(len)).enumerate();
-        out.with_max_len(1).try_for_each(|(chunk, (values, rows))| {
+        chunks.into_par_iter().enumerate().with_max_len(1).try_for_each(|(chunk, out)| {
             let queries = plan.chunk_of(&queries, chunk);
             let parts: Vec<Vec<Nearest>> = (0..plan.splits)
                 .into_par_iter()
@@ -138,12 +181,28 @@ impl<E: Element> Job<'_, E> {
                 }
                 whole
             });
-            self.write(merged.unwrap_or_default(), values, rows)
+            self.write(merged.unwrap_or_default(), out)
         })
     }
 
     /// Write what some queries found.
-    pub(crate) fn write(&self, found: Vec<Nearest>, values: &mut [E::Output], rows: &mut [i64]) -> Result<()> {
+    fn write(&self, found: Vec<Nearest>, out: Out<'_, E>) -> Result<()> {
+        match out {
+            Out::Answer(values, rows) => self.answer(found, values, rows),
+            Out::SoFar(places) => {
+                let mut scratch = Vec::new();
+                for (nearest, places) in found.into_iter().zip(places.chunks_mut(self.problem.k)) {
+                    scratch.clear();
+                    nearest.sorted(|neighbour| scratch.push(neighbour.moved(self.first_row)));
+                    topk::merge(places, &scratch);
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Write the answers of some queries.
+    pub(crate) fn answer(&self, found: Vec<Nearest>, values: &mut [E::Output], rows: &mut [i64]) -> Result<()> {
         let k = self.problem.k;
         for ((nearest, values), rows) in found.into_iter().zip(values.chunks_mut(k)).zip(rows.chunks_mut(k)) {
             if nearest.len() < k {
@@ -204,6 +263,15 @@ impl<E: Element> Job<'_, E> {
             .iter()
             .map(|query| Panel::threshold(self.metric(), query, <E::Output as Output>::UNIT_ROUNDOFF))
             .collect();
+        for (i, (query, threshold)) in queries.clone().zip(&thresholds).enumerate() {
+            if let Some(bar) = self.bar(query) {
+                panels[i / arch::BARE_QUERIES].raise(
+                    i % arch::BARE_QUERIES,
+                    threshold,
+                    bar.ranked_value(self.metric()),
+                );
+            }
+        }
         let mut hits = Hits::new(arch::BARE_QUERIES, bare::MOST_ROWS / MAX_RUN);
         let mut scratch = Scratch::new();
         let block = plan::block_rows(self.reference.dim() * size_of::<E>()).min(bare::MOST_ROWS);
@@ -251,12 +319,17 @@ impl<E: Element> Job<'_, E> {
     }
 
     fn nearest(&self, queries: &Range<usize>, references: &Range<usize>) -> Result<Vec<Nearest>> {
-        queries.clone().map(|_| Nearest::new(self.problem.k, references.len())).collect()
+        queries.clone().map(|i| Nearest::before(self.bar(i), self.problem.k, references.len())).collect()
+    }
+
+    /// What the neighbours of query `i` must come before.
+    fn bar(&self, i: usize) -> Option<Neighbour> {
+        self.bars.get(i).copied().flatten()
     }
 
     #[inline(always)]
     fn is_self(&self, query: usize, reference: usize) -> bool {
-        self.options.exclude_self && query == reference
+        self.options.exclude_self && query == self.first_row + reference
     }
 }
 
@@ -268,9 +341,11 @@ struct Filtered<'a, E: Element> {
     out: Out<'a, E>,
 }
 
-impl<E: Element> WithKernel for Filtered<'_, E> {
-    /// Where the searched queries end, and how to go on.
-    type Output = Result<(usize, Filter)>;
+/// Queries that are still to be searched, their places, and the filter to go on with.
+type Left<'a, E> = Option<(Range<usize>, Out<'a, E>, Filter)>;
+
+impl<'a, E: Element> WithKernel for Filtered<'a, E> {
+    type Output = Result<Left<'a, E>>;
 
     fn run<K: Kernel + 'static>(self, kernel: K) -> Self::Output {
         let Self { job, filter, queries, out } = self;
@@ -285,25 +360,24 @@ impl<E: Element> WithKernel for Filtered<'_, E> {
             })
         };
         let probe = queries.start..queries.start + Problem { queries: queries.len(), ..job.problem }.probe();
-        let (first_values, values) = out.values.split_at_mut(probe.len() * job.problem.k);
-        let (first_rows, rows) = out.rows.split_at_mut(probe.len() * job.problem.k);
+        let (first, out) = out.split_at(probe.len() * job.problem.k);
         if !probe.is_empty() {
             let before = job.monitor.tallied();
-            search(probe.clone(), Out { values: first_values, rows: first_rows })?;
+            search(probe.clone(), first)?;
             let after = job.monitor.tallied();
             let pairs = probe.len() as f64 * job.problem.references as f64;
             let share = |before: u64, after: u64| (after - before) as f64 / pairs;
             let next = job.problem.next_filter(filter, share(before.0, after.0), share(before.1, after.1));
             if next != filter {
-                return Ok((probe.end, next));
+                return Ok(Some((probe.end..queries.end, out, next)));
             }
         }
         let rest = probe.end..queries.end;
-        match SelfSearch::new(job, kernel, &frame, &packed, rest.clone()) {
-            Some(tiles) => tiles.run(Out { values, rows })?,
-            None => search(rest, Out { values, rows })?,
+        match (SelfSearch::new(job, kernel, &frame, &packed, rest.clone()), out) {
+            (Some(tiles), Out::Answer(values, rows)) => tiles.run(values, rows)?,
+            (_, out) => search(rest, out)?,
         }
-        Ok((queries.end, filter))
+        Ok(None)
     }
 }
 
@@ -321,8 +395,9 @@ impl<'a, E: Element, K: Kernel> FilteredTask<'a, E, K> {
     fn scan(&self, queries: Range<usize>) -> Result<Vec<Nearest>> {
         let queries: Vec<u32> = queries.map(|i| i as u32).collect();
         match plan::sample_rank(self.job.problem.k, self.rows()) {
-            Some(rank) => self.scan_by_sample(&queries, rank),
-            None => self.scan_all(&queries),
+            // Known bars are as good as those that a sample suggests.
+            Some(rank) if self.job.bars.is_empty() => self.scan_by_sample(&queries, rank),
+            _ => self.scan_all(&queries),
         }
     }
 
@@ -363,8 +438,7 @@ impl<'a, E: Element, K: Kernel> FilteredTask<'a, E, K> {
 struct State {
     prepared: Prepared,
     nearest: Nearest,
-    /// See [`crate::bound`]. The one place where a query's threshold lives; it may start from a hint: the values of any k
-    /// rows make a valid one.
+    /// See [`crate::bound`]. The one place where a query's threshold lives; it starts from the bar of [`Job`], if there is one.
     floor: f32,
     floors: Floor,
 }
@@ -389,14 +463,15 @@ impl<'a, E: Element, K: Kernel> Pass<'a, E, K> {
         let roundoff = <E::Output as Output>::UNIT_ROUNDOFF;
         let (dim, scale2) = (job.query.dim(), task.frame.scale2());
         let mut states = try_vec(queries.len(), "candidates")?;
-        for (prepared, &(shift, size)) in
-            job.prepare(queries.iter().map(|&i| i as usize))?.into_iter().zip(&packed.shifts)
-        {
+        let prepared = job.prepare(queries.iter().map(|&i| i as usize))?;
+        for ((&i, prepared), &(shift, size)) in queries.iter().zip(prepared).zip(&packed.shifts) {
+            let bar = job.bar(i as usize);
+            let floors = Floor::new(job.metric(), dim, shift, size, scale2, roundoff);
             states.push(State {
                 prepared,
-                nearest: Nearest::new(k, task.rows())?,
-                floor: f32::NEG_INFINITY,
-                floors: Floor::new(job.metric(), dim, shift, size, scale2, roundoff),
+                nearest: Nearest::before(bar, k, task.rows())?,
+                floor: bar.map_or(f32::NEG_INFINITY, |bar| floors.below_value(bar.ranked_value(job.metric()))),
+                floors,
             });
         }
         let (hits, scratch) = (Hits::new(K::MR, K::NR), Scratch::new());

@@ -107,9 +107,9 @@ pub enum Error {
         /// Rows of the reference.
         references: usize,
     },
-    /// Groups of target rows that contradict themselves or the rows.
+    /// An array of numbers (groups of target rows, the state of a search) that contradicts itself or the rows.
     #[error("{argument} must {wanted}, got {given}")]
-    BadGroups {
+    BadArray {
         /// The array that cannot be used.
         argument: &'static str,
         /// What it must hold.

@@ -10,6 +10,7 @@
 //! | 6 | survivors get their float64 value in one fixed order and are sorted by (value, row) | `rescore`, `order` |
 //!
 //! [`RadiusSearch`] finds all rows within a radius by the same steps; `radius` has the loops of its steps 4 to 6.
+//! [`BlockSearch`] does them for references that come block by block.
 //! [`Pairwise`] measures pairs of rows named by position: step 6 alone.
 //!
 //! [`RankSearch`] counts how many references come before given ones; `ranks` has its loops.
@@ -20,6 +21,7 @@ mod arch;
 #[cfg(test)]
 mod attacks;
 mod bare;
+mod blocks;
 mod bound;
 mod cancel;
 mod driver;
@@ -44,6 +46,7 @@ mod search;
 mod symmetric;
 mod topk;
 
+pub use blocks::BlockSearch;
 pub use cancel::{Monitor, Report};
 pub use error::{Argument, Error, Result};
 pub use half::{bf16, f16};

@@ -197,6 +197,12 @@ half_element!(bf16);
 /// Rows of a matrix at most.
 const MAX_ROWS: usize = u32::MAX as usize - 64;
 
+/// Refuse more rows than a row number can name.
+pub(crate) fn check_row_count(rows: usize, argument: Argument) -> Result<()> {
+    // The last panel is padded with row numbers behind the last row; they must not wrap around.
+    if rows > MAX_ROWS { Err(Error::TooManyRows { argument, rows }) } else { Ok(()) }
+}
+
 /// A borrowed row-major matrix with at least one column.
 #[derive(Debug, Clone, Copy)]
 pub struct MatrixRef<'a, E> {
@@ -218,10 +224,7 @@ impl<'a, E> MatrixRef<'a, E> {
         if rows.checked_mul(dim) != Some(data.len()) {
             return Err(Error::BadBuffer { rows, dim, elements: data.len() });
         }
-        // The last panel is padded with row numbers behind the last row; they must not wrap around.
-        if rows > MAX_ROWS {
-            return Err(Error::TooManyRows { argument, rows });
-        }
+        check_row_count(rows, argument)?;
         Ok(Self { data, rows, dim })
     }
 

@@ -49,6 +49,30 @@ impl Neighbour {
         self.row
     }
 
+    /// A place that no row has taken: behind all rows.
+    pub(crate) const NOBODY: Self = Self { rank: f64::INFINITY, row: u32::MAX };
+
+    /// The same value in row `first + row`: the row of a part of the references as one of the whole.
+    #[inline(always)]
+    pub(crate) fn moved(self, first: usize) -> Self {
+        Self { row: self.row + first as u32, ..self }
+    }
+
+    /// What rows of later references must come before to rank before this one: among equal values it stays the first.
+    pub(crate) fn bar(self) -> Option<Self> {
+        (self != Self::NOBODY).then_some(Self { row: 0, ..self })
+    }
+
+    /// The number that orders rows, smaller is nearer, and the row.
+    pub(crate) fn parts(self) -> (f64, u32) {
+        (self.rank, self.row)
+    }
+
+    /// What [`Neighbour::parts`] gave.
+    pub(crate) fn from_parts(rank: f64, row: u32) -> Self {
+        Self { rank, row }
+    }
+
     /// Whether the value itself is worse, not only the row number.
     #[inline(always)]
     pub(crate) fn is_behind(self, other: Self) -> bool {

@@ -20,6 +20,7 @@ use std::ops::Range;
 use crate::arch;
 use crate::bound::{LARGEST_DIM, LARGEST_INT8_DIM};
 use crate::cancel::Filter;
+use crate::error::{Error, Result};
 use crate::kernel::{MAX_RUN, SAMPLE_STRIDE};
 use crate::level::{Level, Simd};
 use crate::metric::{Geometry, Metric};
@@ -114,6 +115,26 @@ pub struct Options {
     pub simd: Simd,
     /// Threads to search with.
     pub threads: NonZero<usize>,
+}
+
+impl Options {
+    /// Whether so many references have enough neighbours for so many queries.
+    ///
+    /// # Errors
+    /// [`Error::ReferenceLacksQueries`], [`Error::KTooLarge`] and [`Error::KTooLargeWithoutSelf`].
+    pub(crate) fn check_sizes(&self, queries: usize, references: usize) -> Result<()> {
+        let k = self.k;
+        if self.exclude_self && references < queries {
+            return Err(Error::ReferenceLacksQueries { queries, references });
+        }
+        if k > references {
+            return Err(Error::KTooLarge { k, references });
+        }
+        if self.exclude_self && k > 0 && k >= references {
+            return Err(Error::KTooLargeWithoutSelf { k, references });
+        }
+        Ok(())
+    }
 }
 
 /// The sizes that a plan depends on.

@@ -1,7 +1,7 @@
 //! The public search: checks, the plan, and the result.
 
 use crate::cancel::Monitor;
-use crate::driver::Job;
+use crate::driver::{Job, Out};
 use crate::error::{Argument, Error, Result};
 use crate::matrix::{Element, MatrixRef};
 use crate::pack::try_zeroed;
@@ -35,16 +35,7 @@ impl<'a, E: Element> Search<'a, E> {
         if query.dim() != reference.dim() {
             return Err(Error::DimensionMismatch { query: query.dim(), reference: reference.dim() });
         }
-        let (k, references) = (options.k, reference.rows());
-        if options.exclude_self && references < query.rows() {
-            return Err(Error::ReferenceLacksQueries { queries: query.rows(), references });
-        }
-        if k > references {
-            return Err(Error::KTooLarge { k, references });
-        }
-        if options.exclude_self && k > 0 && k >= references {
-            return Err(Error::KTooLargeWithoutSelf { k, references });
-        }
+        options.check_sizes(query.rows(), reference.rows())?;
         Ok(Self { query, reference, options })
     }
 
@@ -98,8 +89,16 @@ impl<'a, E: Element> Search<'a, E> {
         if self.is_small() {
             problem.threads = 1;
         }
-        let job = Job { query: self.query, reference: self.reference, options: &self.options, problem, monitor };
-        job.run(&mut values, &mut rows)?;
+        let job = Job {
+            query: self.query,
+            reference: self.reference,
+            options: &self.options,
+            problem,
+            monitor,
+            first_row: 0,
+            bars: &[],
+        };
+        job.run(Out::Answer(&mut values, &mut rows))?;
         Ok(Neighbours { values, rows })
     }
 }

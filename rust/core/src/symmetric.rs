@@ -20,7 +20,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use rayon::prelude::*;
 
 use crate::bound::Floor;
-use crate::driver::{Job, Out, Scratch, WARM_UP_PANELS};
+use crate::driver::{Job, Scratch, WARM_UP_PANELS};
 use crate::error::{Result, try_vec};
 use crate::kernel::{Bars, Columns, Hits, Kernel, QueryPanel, ScanBoth, Visit};
 use crate::matrix::{Element, Output};
@@ -111,8 +111,8 @@ impl<'a, E: Element, K: Kernel> SelfSearch<'a, E, K> {
         Some(Self { job, kernel, scan_both, frame, packed, queries, block: block.next_multiple_of(K::NR) })
     }
 
-    /// Fill `out`, `k` neighbours for every query.
-    pub(crate) fn run(&self, out: Out<'_, E>) -> Result<()> {
+    /// Fill `values` and `rows`, `k` neighbours for every query.
+    pub(crate) fn run(&self, mut values: &mut [E::Output], mut rows: &mut [i64]) -> Result<()> {
         let numbers = self.queries.start / self.block..self.queries.end.div_ceil(self.block);
         let first = numbers.start;
         let blocks: Vec<Block> = numbers
@@ -132,7 +132,6 @@ impl<'a, E: Element, K: Kernel> SelfSearch<'a, E, K> {
         tasks.into_par_iter().with_max_len(1).try_for_each(|(i, others)| self.pairs(first, i, others, &blocks))?;
 
         let mut parts = Vec::new();
-        let (mut values, mut rows) = (out.values, out.rows);
         for block in blocks {
             let candidates = block.into_inner().unwrap_or_else(PoisonError::into_inner);
             let (head, tail) = std::mem::take(&mut values).split_at_mut(candidates.len() * self.job.problem.k);
@@ -141,7 +140,7 @@ impl<'a, E: Element, K: Kernel> SelfSearch<'a, E, K> {
             parts.push((candidates, head, row_head));
         }
         parts.into_par_iter().with_max_len(1).try_for_each(|(candidates, values, rows)| {
-            self.job.write(candidates.into_iter().map(|candidates| candidates.nearest).collect(), values, rows)
+            self.job.answer(candidates.into_iter().map(|candidates| candidates.nearest).collect(), values, rows)
         })
     }
 
@@ -355,7 +354,7 @@ mod tests {
             let len = queries.len() * job.problem.k;
             let (mut values, mut rows) = (vec![E::Output::default(); len], vec![0; len]);
             let tiles = SelfSearch { job, kernel, scan_both, frame: &frame, packed: &packed, queries, block: 32 };
-            tiles.run(Out { values: &mut values, rows: &mut rows }).expect("finite");
+            tiles.run(&mut values, &mut rows).expect("finite");
             assert_eq!(job.monitor.fraction(), 1.0, "progress ends where the work does");
             Some((values, rows))
         }
@@ -379,7 +378,7 @@ mod tests {
             };
             let monitor = Monitor::new();
             monitor.begin(queries.len() as u64 * reference.rows() as u64);
-            let job = Job { query, reference, options: &options, problem, monitor: &monitor };
+            let job = Job { query, reference, options: &options, problem, monitor: &monitor, first_row: 0, bars: &[] };
             let pool = PoolHandle::get(threads).expect("a pool");
             let tiles = Tiles { job: &job, queries: queries.clone() };
             let Some((values, rows)) = pool.pool().install(|| arch::with_int8(simd, tiles)) else { continue };

@@ -45,6 +45,24 @@ pub(crate) fn kind(array: &Bound<'_, PyUntypedArray>, argument: Argument, bfloat
     })
 }
 
+/// The element type of both arrays.
+pub(crate) fn common_kind(
+    query: &Bound<'_, PyUntypedArray>,
+    reference: &Bound<'_, PyUntypedArray>,
+    bfloat16: bool,
+) -> PyResult<Kind> {
+    let query_kind = kind(query, Argument::Query, bfloat16)?;
+    let reference_kind = kind(reference, Argument::Reference, bfloat16)?;
+    if query_kind != reference_kind {
+        return Err(PyTypeError::new_err(format!(
+            "query and reference must have one dtype, got {} and {}",
+            query.dtype(),
+            reference.dtype()
+        )));
+    }
+    Ok(query_kind)
+}
+
 /// An element type with its NumPy storage.
 pub(crate) trait Stored: Element {
     /// What NumPy stores.

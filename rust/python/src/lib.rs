@@ -1,11 +1,12 @@
 //! `exactknn._core`: the core as a Python extension module. Thin on purpose: no arithmetic happens here.
 //!
 //! ```text
-//! NumPy array ──array.rs: checked, borrowed──> MatrixRef ──search, radius, ranks, pairwise──> interrupt.rs: detached, watched ──> core
+//! NumPy array ──array.rs: checked, borrowed──> MatrixRef ──search, blocks, radius, ranks, pairwise──> interrupt.rs: detached, watched ──> core
 //! result or Error <──error.rs: the only map from errors to exceptions ─────────────────────────────────────────────┘
 //! ```
 
 mod array;
+mod blocks;
 mod error;
 mod interrupt;
 mod pairwise;
@@ -109,6 +110,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_function(wrap_pyfunction!(search::knn, module)?)?;
     module.add_function(wrap_pyfunction!(search::last_search, module)?)?;
+    module.add_class::<blocks::PyBlockSearch>()?;
     module.add_function(wrap_pyfunction!(radius::radius, module)?)?;
     module.add_function(wrap_pyfunction!(ranks::ranks, module)?)?;
     module.add_function(wrap_pyfunction!(pairwise::pairwise, module)?)?;

@@ -5,10 +5,10 @@ use numpy::{IntoPyArray, PyUntypedArray};
 use pyo3::prelude::*;
 
 use crate::Threads;
-use crate::array::{Kind, Stored, borrow, matrix};
+use crate::array::{Kind, Stored, borrow, common_kind, matrix};
 use crate::error::IntoPy;
 use crate::interrupt;
-use crate::search::{common_kind, positive_threads, threads_or_default};
+use crate::search::{positive_threads, threads_or_default};
 
 /// The values of the pairs (query row `i`, reference row `i`).
 #[pyfunction]

@@ -6,10 +6,10 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::Threads;
-use crate::array::{Kind, Stored, borrow, borrow_integers, integers, matrix};
+use crate::array::{Kind, Stored, borrow, borrow_integers, common_kind, integers, matrix};
 use crate::error::IntoPy;
 use crate::interrupt;
-use crate::search::{common_kind, integer, positive_threads, threads_or_default};
+use crate::search::{integer, positive_threads, threads_or_default};
 
 /// The arguments of [`ranks`] that do not depend on the element type.
 struct Call<'a> {

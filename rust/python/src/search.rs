@@ -6,13 +6,13 @@ use std::num::NonZero;
 use exactknn_core::{
     Argument, Error, Metric, Neighbours, Options, Report, Search, active_level, bf16, f16, num_threads,
 };
-use numpy::{IntoPyArray, PyArrayMethods, PyUntypedArray, PyUntypedArrayMethods};
+use numpy::{IntoPyArray, PyArrayMethods, PyUntypedArray};
 use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::Threads;
-use crate::array::{Kind, Stored, borrow, kind, matrix};
+use crate::array::{Kind, Stored, borrow, common_kind, matrix};
 use crate::error::IntoPy;
 use crate::interrupt;
 
@@ -25,6 +25,12 @@ pub(crate) fn integer(argument: &str, given: &Bound<'_, PyAny>) -> PyResult<isiz
             PyTypeError::new_err(format!("{argument} must be an integer, got {}", given.get_type()))
         }
     })
+}
+
+/// An integer argument of at least 0.
+pub(crate) fn count(argument: &str, given: &Bound<'_, PyAny>) -> PyResult<usize> {
+    let given = integer(argument, given)?;
+    usize::try_from(given).map_err(|_| PyValueError::new_err(format!("{argument} must be at least 0, got {given}")))
 }
 
 /// A thread count given by the caller.
@@ -52,24 +58,6 @@ pub(crate) fn last_search(py: Python<'_>) -> PyResult<Option<Bound<'_, PyDict>>>
             Ok(facts)
         })
         .transpose()
-}
-
-/// The element type of both arrays.
-pub(crate) fn common_kind(
-    query: &Bound<'_, PyUntypedArray>,
-    reference: &Bound<'_, PyUntypedArray>,
-    bfloat16: bool,
-) -> PyResult<Kind> {
-    let query_kind = kind(query, Argument::Query, bfloat16)?;
-    let reference_kind = kind(reference, Argument::Reference, bfloat16)?;
-    if query_kind != reference_kind {
-        return Err(PyTypeError::new_err(format!(
-            "query and reference must have one dtype, got {} and {}",
-            query.dtype(),
-            reference.dtype()
-        )));
-    }
-    Ok(query_kind)
 }
 
 /// The threads of one call: those asked for, else those of the process.
@@ -105,9 +93,8 @@ pub(crate) fn knn<'py>(
 ) -> PyResult<(Py<PyAny>, Py<PyAny>)> {
     let py = query.py();
     let reference = reference.unwrap_or(query);
-    let k = integer("k", k)?;
     let call = Call {
-        k: usize::try_from(k).map_err(|_| PyValueError::new_err(format!("k must be at least 0, got {k}")))?,
+        k: count("k", k)?,
         metric: Metric::parse(metric, p).into_py()?,
         exclude_self,
         num_threads: num_threads.map(positive_threads).transpose()?,

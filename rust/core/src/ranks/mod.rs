@@ -79,7 +79,7 @@ impl<'a> Groups<'a> {
 
     /// Refuse groups that contradict themselves or do not fit so many rows.
     fn check(&self, queries: usize, references: usize) -> Result<()> {
-        let bad = |argument, wanted, given| Err(Error::BadGroups { argument, wanted, given });
+        let bad = |argument, wanted, given| Err(Error::BadArray { argument, wanted, given });
         let Some((&last, &[first, ..])) = self.offsets.last().zip(Some(self.offsets)) else {
             return bad("group_offsets", "begin with 0".to_owned(), "no entries".to_owned());
         };
@@ -136,7 +136,7 @@ impl<'a, E: Element> RankSearch<'a, E> {
     /// Check everything that can be checked without reading the rows.
     ///
     /// # Errors
-    /// [`Error::DimensionMismatch`], [`Error::QueriesOutsideReference`] and [`Error::BadGroups`].
+    /// [`Error::DimensionMismatch`], [`Error::QueriesOutsideReference`] and [`Error::BadArray`].
     pub fn new(
         query: MatrixRef<'a, E>,
         reference: MatrixRef<'a, E>,

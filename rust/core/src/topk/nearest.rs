@@ -28,6 +28,11 @@ impl Nearest {
         Ok(Self { k, kept: try_vec(limit, "candidates")?, kth: None, limit })
     }
 
+    /// The same, where nobody counts from `bar` on.
+    pub(crate) fn before(bar: Option<Neighbour>, k: usize, most: usize) -> Result<Self> {
+        Ok(Self { kth: bar, ..Self::new(k, most)? })
+    }
+
     /// The first `k`, of which some are known already: `found`, and the rule that nobody from `bar` on counts.
     pub(crate) fn resume(k: usize, most: usize, found: Self, bar: Neighbour) -> Result<Self> {
         let mut nearest = Self::new(k, most)?;

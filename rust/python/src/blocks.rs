@@ -1,0 +1,173 @@
+//! `_core.BlockSearch`: references come block by block, one answer goes out.
+
+use std::sync::{Mutex, MutexGuard, TryLockError};
+
+use exactknn_core::{Argument, BlockSearch, Metric, Neighbours, Options, active_level, bf16, f16};
+use numpy::{IntoPyArray, PyArray2, PyArrayMethods, PyUntypedArray, PyUntypedArrayMethods};
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+
+use crate::Threads;
+use crate::array::{Kind, Stored, borrow, common_kind, kind, matrix};
+use crate::error::IntoPy;
+use crate::interrupt;
+use crate::search::{count, positive_threads, threads_or_default};
+
+/// The k nearest of fixed queries among references that come block by block.
+#[pyclass(name = "BlockSearch", module = "exactknn._core", frozen)]
+pub(crate) struct PyBlockSearch {
+    query: Py<PyUntypedArray>,
+    kind: Kind,
+    bfloat16: bool,
+    threads: Threads,
+    k: usize,
+    search: Mutex<BlockSearch>,
+}
+
+/// Run `$body` with `$element` as the type that a kind stands for.
+macro_rules! with_element {
+    ($kind:expr, $element:ident => $body:expr) => {
+        match $kind {
+            Kind::F32 => {
+                type $element = f32;
+                $body
+            }
+            Kind::F64 => {
+                type $element = f64;
+                $body
+            }
+            Kind::F16 => {
+                type $element = f16;
+                $body
+            }
+            Kind::Bf16 => {
+                type $element = bf16;
+                $body
+            }
+        }
+    };
+}
+
+impl PyBlockSearch {
+    /// The search, unless another thread is using it.
+    fn search(&self) -> PyResult<MutexGuard<'_, BlockSearch>> {
+        match self.search.try_lock() {
+            Ok(search) => Ok(search),
+            // A block is taken in whole or not at all: a panic has left nothing half done.
+            Err(TryLockError::Poisoned(search)) => Ok(search.into_inner()),
+            Err(TryLockError::WouldBlock) => {
+                Err(PyRuntimeError::new_err("this BlockSearch is being used by another thread"))
+            }
+        }
+    }
+
+    fn add_as<E: Stored>(
+        &self,
+        py: Python<'_>,
+        reference: &Bound<'_, PyUntypedArray>,
+        progress: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let query = borrow::<E>(self.query.bind(py), Argument::Query)?;
+        let reference = borrow::<E>(reference, Argument::Reference)?;
+        let (query, reference) = (matrix::<E>(&query, Argument::Query)?, matrix::<E>(&reference, Argument::Reference)?);
+        let mut search = self.search()?;
+        let before = &*search;
+        let is_small = || before.is_small::<E>(reference.rows());
+        let after =
+            interrupt::run(py, self.threads, is_small, progress, |monitor| before.with(query, reference, monitor))?;
+        // Not before the last word of `progress`, which may be an exception.
+        *search = after;
+        Ok(())
+    }
+
+    fn result_as<E: Stored>(&self, py: Python<'_>, queries: usize) -> PyResult<(Py<PyAny>, Py<PyAny>)>
+    where
+        E::Output: numpy::Element,
+    {
+        let Neighbours { values, rows } = self.search()?.result::<E>().into_py()?;
+        let shape = [queries, self.k];
+        let values = values.into_pyarray(py).reshape(shape)?;
+        let rows = rows.into_pyarray(py).reshape(shape)?;
+        Ok((values.into_any().unbind(), rows.into_any().unbind()))
+    }
+
+    fn queries(&self, py: Python<'_>) -> usize {
+        self.query.bind(py).shape()[0]
+    }
+}
+
+#[pymethods]
+impl PyBlockSearch {
+    #[new]
+    #[pyo3(signature = (query, k, metric, *, exclude_self=false, bfloat16=false, num_threads=None, p=None))]
+    fn new(
+        query: &Bound<'_, PyUntypedArray>,
+        k: &Bound<'_, PyAny>,
+        metric: &str,
+        exclude_self: bool,
+        bfloat16: bool,
+        num_threads: Option<&Bound<'_, PyAny>>,
+        p: Option<f64>,
+    ) -> PyResult<Self> {
+        let k = count("k", k)?;
+        let metric = Metric::parse(metric, p).into_py()?;
+        let threads = threads_or_default(num_threads.map(positive_threads).transpose()?)?;
+        let options = Options { k, metric, exclude_self, simd: active_level().into_py()?, threads };
+        let kind = kind(query, Argument::Query, bfloat16)?;
+        let search = with_element!(kind, E => {
+            let query = borrow::<E>(query, Argument::Query)?;
+            BlockSearch::new(matrix::<E>(&query, Argument::Query)?, options).into_py()?
+        });
+        Ok(Self { query: query.clone().unbind(), kind, bfloat16, threads, k, search: Mutex::new(search) })
+    }
+
+    /// References searched so far.
+    #[getter]
+    fn rows(&self) -> PyResult<usize> {
+        Ok(self.search()?.rows())
+    }
+
+    /// Search one more block; its rows are numbered on from those before.
+    #[pyo3(signature = (reference, *, progress=None))]
+    fn add(
+        &self,
+        py: Python<'_>,
+        reference: &Bound<'_, PyUntypedArray>,
+        progress: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        common_kind(self.query.bind(py), reference, self.bfloat16)?;
+        with_element!(self.kind, E => self.add_as::<E>(py, reference, progress))
+    }
+
+    /// Distances and indices among all references so far.
+    fn result(&self, py: Python<'_>) -> PyResult<(Py<PyAny>, Py<PyAny>)> {
+        with_element!(self.kind, E => self.result_as::<E>(py, self.queries(py)))
+    }
+
+    /// What `restore` needs to go on from here: the float64 numbers that order the neighbours, and their rows.
+    fn state<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyArray2<f64>>, Bound<'py, PyArray2<i64>>)> {
+        let (ranks, rows) = self.search()?.state().into_py()?;
+        let shape = [self.queries(py), self.k];
+        Ok((ranks.into_pyarray(py).reshape(shape)?, rows.into_pyarray(py).reshape(shape)?))
+    }
+
+    /// Go on from what `state` gave after `rows` references.
+    fn restore(
+        &self,
+        ranks: &Bound<'_, PyAny>,
+        indices: &Bound<'_, PyUntypedArray>,
+        rows: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let shape = [self.queries(ranks.py()), self.k];
+        let ranks = ranks.cast::<PyArray2<f64>>()?;
+        for (name, given) in [("ranks", ranks.as_untyped()), ("indices", indices)] {
+            if given.shape() != shape || !given.is_c_contiguous() {
+                let (wanted, given) = (format!("be C-contiguous of shape {shape:?}"), given.shape());
+                return Err(PyValueError::new_err(format!("{name} must {wanted}, got shape {given:?}")));
+            }
+        }
+        let ranks: Vec<f64> = ranks.to_vec()?;
+        let indices: Vec<i64> = indices.cast::<PyArray2<i64>>()?.to_vec()?;
+        self.search()?.restore(&ranks, &indices, count("rows", rows)?).into_py()
+    }
+}
