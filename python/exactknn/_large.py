@@ -4,7 +4,7 @@
 
     for each block of queries, where not all of them fit        (one block when the references come once only)
         _core.BlockSearch(queries)
-        for each block of references  <── _rows reads the next one meanwhile
+        for each block of references  <── the next one is read, or made by an iterable, meanwhile (_rows)
             add ──> the k nearest so far      (between two blocks: state, a checkpoint)
         result ──> rows of (distances, indices)
 
@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 from collections.abc import Callable, Generator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,6 +37,8 @@ LEAST_BYTES = 1 << 22
 """The same for long rows."""
 FIXED_BYTES = 48 << 20
 """What a search takes beside its blocks: candidates of the running tasks, packed queries, pieces of files."""
+_SECONDS = 0.04
+"""Time between two reports while another thread searches, as the core's own."""
 _PACKED_BYTES = 4
 """The filter's copy of a value: float32 at most."""
 _TERM_BYTES = 64
@@ -182,11 +186,16 @@ class LargeSearch:
             block = self._begin(first)
             self._at = (first, block)
         stop = min(first + self._plan.queries, self._queries.rows)
-        with contextlib.closing(self._blocks(block.rows)) as blocks:
-            for rows in blocks:
-                block.add(rows, progress=self._part_of(progress, first, stop, block.rows, len(rows)))
-                if after_block is not None:
-                    after_block()
+        if isinstance(self._references, _rows.Stream):
+            self._add_behind(self._references, block, progress)
+        else:
+            with contextlib.closing(
+                self._references.blocks(block.rows, self._plan.references, self.dtype_name)
+            ) as blocks:
+                for rows in blocks:
+                    block.add(rows, progress=self._part_of(progress, first, stop, block.rows, len(rows)))
+                    if after_block is not None:
+                        after_block()
         found: tuple[Array, Array] = block.result()
         if self._in_parts:
             if self._search.exclude_self:
@@ -207,10 +216,36 @@ class LargeSearch:
             p=self._search.p,
         )
 
-    def _blocks(self, start: int) -> _rows.Blocks:
-        if isinstance(self._references, _rows.Stream):
-            return self._references.blocks(self._plan.references, self.dtype_name)
-        return self._references.blocks(start, self._plan.references, self.dtype_name)
+    def _add_behind(self, references: _rows.Stream, block: _core.BlockSearch, progress: Report | None) -> None:
+        """Search each block on another thread while this one makes the next."""
+        stopped, latest = threading.Event(), 0.0
+
+        def add(rows: Array) -> None:
+            part = self._part_of(tell, 0, self._queries.rows, block.rows, len(rows))
+            block.add(rows, progress=part)
+
+        def tell(fraction: float) -> None:
+            nonlocal latest
+            latest = fraction
+            if stopped.is_set():
+                raise InterruptedError("nobody waits for this search any more")
+
+        def finish(searched: Future[None]) -> None:
+            while progress is not None and not wait([searched], _SECONDS).done:
+                progress(latest)
+            searched.result()
+
+        with ThreadPoolExecutor(1, "exactknn-search") as thread:
+            try:
+                searched = None
+                for rows in references.blocks(self._plan.references, self.dtype_name):
+                    if searched is not None:
+                        finish(searched)
+                    searched = thread.submit(add, rows)
+                if searched is not None:
+                    finish(searched)
+            finally:
+                stopped.set()
 
     def _part_of(self, progress: Report | None, first: int, stop: int, done: int, count: int) -> Report | None:
         """What to tell of a block of references, which is a part of the work."""
@@ -332,8 +367,7 @@ def plan(
     if max_memory is None:
         return Plan(max(1, n), most)
 
-    buffers = 1 if isinstance(references, _rows.Stream) else references.buffers(dtype_name)
-    reference_bytes = buffers * row + _PACKED_BYTES * dimension + _TERM_BYTES
+    reference_bytes = references.buffers(dtype_name) * row + _PACKED_BYTES * dimension + _TERM_BYTES
     result_bytes = np.dtype(np.int64).itemsize + _value_dtype(dtype_name).itemsize
     candidate_bytes = _CANDIDATE_BYTES * (2 if keeps_state else 1)
     query_bytes = (row if queries.buffers(dtype_name) else 0) + candidate_bytes * k

@@ -6,13 +6,13 @@
           └─another type or layout─┐                                                                 │
     mapped array ──────────────────┼──pieces──> checked, converted ──a thread──> one of two buffers ─┼──> blocks
     file of vectors ───────────────┘                                             (one block ahead)   │
-    iterable of blocks of any size ──────────────────the calling thread──> one buffer ───────────────┘
+    iterable of blocks of any size ──────────────the calling thread──────> one of two buffers ───────┘
 
 Pages of a mapped file count as memory of the process while they are in use. So files are read, not mapped, and the
 pages of an array that the caller has mapped are given back once they have been copied.
 
-An iterable is not read ahead: what it computes may depend on the thread that it runs on, as the gradient mode of torch
-and connections to a data base do.
+An iterable is gone through by the calling thread: what it computes may depend on that, as the gradient mode of torch
+and connections to data bases do. There the search is what another thread does (`_large`).
 """
 
 from __future__ import annotations
@@ -238,10 +238,15 @@ class Stream:
         if self._first is not None:
             self.dimension, self.dtype_name = self._first.array.shape[1], self._first.dtype_name
 
+    def buffers(self, dtype_name: str) -> int:
+        """Return how many blocks are held at once beside those of the iterable, as `Rows.buffers`."""
+        return 2
+
     def blocks(self, step: int, dtype_name: str) -> Blocks:
-        """Give the rows, ``step`` at a time and once only, as `Rows.blocks`."""
+        """Give the rows, ``step`` at a time and once only; a block is good until the next but one is asked for."""
         matrix, self._first = self._first, None
-        buffer, filled = np.empty((step, self.dimension or 0), dtype_of(dtype_name)), 0
+        buffer, other = (np.empty((step, self.dimension or 0), dtype_of(dtype_name)) for _ in range(2))
+        filled = 0
         while matrix is not None:
             for start in range(0, len(matrix.array), piece := _piece_rows(buffer)):
                 part = _arrays.converted(matrix._replace(array=matrix.array[start : start + piece]), dtype_name)
@@ -251,7 +256,7 @@ class Stream:
                     part, filled = part[count:], filled + count
                     if filled == step:
                         yield buffer
-                        filled = 0
+                        buffer, other, filled = other, buffer, 0
             # Not held while the next one is made.
             del matrix, part
             matrix = next(self._matrices, None)

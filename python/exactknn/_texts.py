@@ -37,6 +37,10 @@ examples:
   # neighbours of each row among the other rows
   exactknn search --query embeddings.npy -k 10 --metric cosine --output neighbours.npz
 
+  # a reference that does not fit into memory; after Ctrl-C the same command goes on
+  exactknn search --query query.fbin --reference base.fbin -k 100 --max-memory 2GB --resume search.state \\
+      --output truth.ivecs
+
   # read the result
   python -c "import numpy; print(numpy.load('neighbours.npz')['indices'])"
 """

@@ -1,4 +1,4 @@
-"""``exactknn search --max-memory`` and ``--resume``: the bytes of a search of the whole, and what an interrupt leaves."""
+"""``exactknn search --max-memory`` and ``--resume``: the bytes of a search of the whole, what an interrupt leaves."""
 
 from __future__ import annotations
 

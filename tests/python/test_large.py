@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import exactknn
-from exactknn import _arrays, _large, _rows
+from exactknn import _arrays, _core, _large, _rows
 
 METRICS = ("sqeuclidean", "euclidean", "cosine", "inner_product", "cityblock", "chebyshev", "minkowski")
 
@@ -27,6 +27,14 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(_large, "LEAST_ROWS", 5)
     monkeypatch.setattr(_large, "FIXED_BYTES", 0)
     monkeypatch.setattr(_rows, "PIECE_BYTES", 700)
+
+
+@pytest.fixture
+def slow_level():
+    """The level at which a search of few rows is a long one, on every machine."""
+    exactknn.set_simd_level("scalar")
+    yield
+    exactknn.set_simd_level(None)
 
 
 def rows(count: int, dimension: int, dtype: str = "f4", seed: int = 0) -> np.ndarray:
@@ -63,7 +71,7 @@ def hard_values(random: np.random.Generator, shape: tuple[int, int], kind: str, 
 
 
 @given(data=st.data())
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_blocks_of_any_size_give_the_bytes_of_the_whole(data):
     random = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     dtypes = st.sampled_from(("f2", "f4", "f8"))
@@ -414,13 +422,60 @@ def test_progress_is_of_the_whole(tmp_path, most):
     assert len({fraction for fraction in told if 0 < fraction < 1}) >= 6
 
 
-def test_progress_of_an_iterable_is_known_for_a_list_only():
-    x, told = rows(400, 16), []
-    exactknn.knn(x, [x[:90], x[90:]], 3, progress=told.append)
-    assert told == sorted(told) and told[-1] == 1.0 and 0 < told[0] < 1
+def test_progress_of_an_iterable_is_known_for_a_list_only(slow_level, monkeypatch):
+    monkeypatch.setattr(_large, "BLOCK_BYTES", 1 << 19)
+    x, told, threads = rows(3000, 96), [], set()
+
+    def tell(fraction):
+        told.append(fraction)
+        threads.add(threading.current_thread())
+
+    exactknn.knn(x, [x[:90], x[90:]], 3, num_threads=1, progress=tell)
+    assert told == sorted(told) and told[-1] == 1.0
+    assert len({fraction for fraction in told if 0 < fraction < 1}) >= 3
     told.clear()
-    exactknn.knn(x, iter([x[:90], x[90:]]), 3, progress=told.append)
+    exactknn.knn(x, iter([x[:90], x[90:]]), 3, num_threads=1, progress=tell)
     assert set(told[:-1]) == {0.0} and told[-1] == 1.0
+    assert threads == {threading.main_thread()}
+
+
+def test_what_progress_raises_stops_the_search_behind_an_iterable(slow_level):
+    x = rows(8000, 96)
+
+    def stop(fraction):
+        raise LookupError(fraction)
+
+    with pytest.raises(LookupError, match=r"0\.0"):
+        exactknn.knn(x, iter([x]), 3, num_threads=1, progress=stop)
+    assert threading.active_count() == 1
+
+
+def test_the_next_block_is_made_while_the_one_before_is_searched(monkeypatch):
+    begun, made, real = threading.Event(), threading.Event(), _core.BlockSearch
+
+    class Search:
+        def __init__(self, *arguments, **options):
+            self.real = real(*arguments, **options)
+
+        def __getattr__(self, name):
+            return getattr(self.real, name)
+
+        def add(self, reference, *, progress=None):
+            if self.rows == 0:
+                begun.set()
+                assert made.wait(20)
+            self.real.add(reference, progress=progress)
+
+    def blocks():
+        yield x[:187]  # 3000 bytes of 4 columns
+        yield x[187:190]
+        assert begun.wait(20)
+        made.set()
+        yield x[190:]
+
+    monkeypatch.setattr(_core, "BlockSearch", Search)
+    x = rows(200, 4)
+    assert_same(exactknn.knn(x, blocks(), 3), exactknn.knn(x, x, 3))
 
 
 def test_what_progress_raises_stops_reader_and_search(tmp_path):
