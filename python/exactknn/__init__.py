@@ -30,6 +30,7 @@ from exactknn._core import (
     simd_level,
 )
 from exactknn._index import Index
+from exactknn._recall import recall
 
 __all__ = [
     "Index",
@@ -39,6 +40,7 @@ __all__ = [
     "get_num_threads",
     "knn",
     "radius",
+    "recall",
     "set_num_threads",
     "set_simd_level",
     "simd_level",

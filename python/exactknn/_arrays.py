@@ -226,6 +226,35 @@ def as_view(values: Any, name: str) -> tuple[npt.NDArray[Any], bool]:
     return array, is_bfloat16
 
 
+def as_values(values: Any, name: str) -> npt.NDArray[Any]:
+    """View numbers as ``as_matrix`` does, bfloat16 widened to float32. Raises what ``as_matrix`` raises."""
+    matrix = as_matrix(values, name)
+    return converted(matrix, "float32") if matrix.bfloat16 else matrix.array
+
+
+def as_array(values: Any, name: str) -> npt.NDArray[Any]:
+    """View ``values`` as an array in CPU memory, of whatever type NumPy has for them.
+
+    Raises:
+        TypeError: a masked array, or a tensor that is sparse or bfloat16.
+        ValueError: a tensor that is not in CPU memory, or rows of different lengths.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(values, torch.Tensor):
+        if values.device.type != "cpu":
+            raise ValueError(f"{name} must lie in CPU memory, got a tensor on {values.device}: copy it with .cpu()")
+        try:
+            values = values.detach().numpy()
+        except TypeError as error:
+            raise TypeError(f"{name} must be a dense tensor of a type that NumPy has, got {values.dtype}") from error
+    if isinstance(values, np.ma.MaskedArray):
+        raise TypeError(f"{name} must not be a masked array")
+    try:
+        return np.asarray(values)
+    except ValueError as error:
+        raise ValueError(f"{name} must have rows of equal length: {error}") from error
+
+
 def as_pair(query: Any, reference: Any = None) -> Pair:
     """View both sides of a search in one floating type; two different types are promoted.
 

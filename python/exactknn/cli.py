@@ -1,4 +1,4 @@
-"""The command line: ``exactknn search``, ``exactknn evaluate``, ``exactknn match`` and ``exactknn info``.
+"""The command line: ``exactknn search``, ``groundtruth``, ``evaluate``, ``match`` and ``info``.
 
 ::
 
@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from exactknn import _METRICS, _texts
+from exactknn import _METRICS, _groundtruth, _texts
 from exactknn._command import (
     EXIT_BROKEN_PIPE,
     EXIT_FAILURE,
@@ -115,7 +115,7 @@ def _run(argv: Sequence[str] | None) -> int:
         print(f"exactknn {__version__}")
         return 0
     if arguments.command is None:
-        parser.error("a command is wanted: search, evaluate, match or info")
+        parser.error("a command is wanted: search, groundtruth, evaluate, match or info")
     command: Callable[[argparse.Namespace], int] = arguments.run
     return command(arguments)
 
@@ -189,6 +189,8 @@ def _parser() -> argparse.ArgumentParser:
         "remove it at the end",
     )
     _add_running(search)
+
+    _groundtruth.add_command(commands)
 
     evaluate = commands.add_parser(
         "evaluate",
