@@ -214,6 +214,20 @@ fn a_flipped_byte_gives_no_wrong_answer() {
     }
 }
 
+/// Whoever cancels an addition finds the index as it was.
+#[test]
+fn a_cancelled_addition_adds_nothing() {
+    let numbers = [0.5f32; 200];
+    for count in [10, 100] {
+        let index = Index::new(2, Metric::SqEuclidean).expect("columns").sealed_at(64);
+        let rows = MatrixRef::new(&numbers[..2 * count], count, 2, Argument::Reference).expect("a good matrix");
+        let monitor = Monitor::new();
+        monitor.cancel();
+        assert_eq!(index.add(rows, levels()[0], 1, &monitor), Err(Error::Cancelled));
+        assert_eq!(index.rows(), 0);
+    }
+}
+
 /// Searches that run while rows come and go answer for the rows of one moment.
 #[test]
 fn searches_and_changes_do_not_meet() {
@@ -261,8 +275,8 @@ fn errors_say_what_is_wrong() {
     let refused = pair.index.add(rows, simd, 1, &Monitor::new());
     assert!(matches!(refused, Err(Error::NonFinite { argument: Argument::Reference, row: 1, column: 1, .. })));
     assert!(matches!(pair.index.remove(&[true]), Err(Error::BadArray { argument: "mask", .. })));
-    assert!(matches!(pair.index.copy(1, 3), Err(Error::BadArray { argument: "rows", .. })));
-    assert_eq!(pair.index.copy(1, 2).expect("a row"), [3.0, 4.0]);
+    assert!(matches!(pair.index.copy(1, Some(3)), Err(Error::BadArray { argument: "rows", .. })));
+    assert_eq!(pair.index.copy(1, Some(2)).expect("a row"), [3.0, 4.0]);
     let query = MatrixRef::new(&[1.0f32, 2.0], 1, 2, Argument::Query).expect("a good matrix");
     let options = Options { k: 3, metric: Metric::Euclidean, exclude_self: false, simd, threads: THREADS };
     let refused = pair.index.snapshot().search(query.into(), options, &Monitor::new());

@@ -17,9 +17,9 @@ use crate::error::{Argument, Error, Result, try_vec};
 use crate::kept::References;
 use crate::matrix::{Element, MatrixRef, QueryRef, check_row_count};
 use crate::order::Neighbour;
-use crate::pack::{check_finite, try_zeroed};
+use crate::pack::try_zeroed;
 use crate::plan::{self, Options, Problem};
-use crate::pool::{self, PoolHandle, float_environment};
+use crate::pool::{self, float_environment};
 use crate::search::Neighbours;
 
 /// The nearest so far of some queries. The queries themselves are handed in again with each block, which makes a new one: so
@@ -121,10 +121,7 @@ impl BlockSearch {
         if is_small {
             problem.threads = 1;
         }
-        if is_small || pool::is_worker() {
-            return float_environment::with_default(|| self.with_here(query, references, problem, monitor));
-        }
-        PoolHandle::get(self.options.threads)?.pool().install(|| self.with_here(query, references, problem, monitor))
+        pool::enter(self.options.threads, is_small, || self.with_here(query, references, problem, monitor))
     }
 
     fn with_here<E: Element>(
@@ -145,7 +142,7 @@ impl BlockSearch {
         };
         if self.places.is_empty() || reference.rows() == 0 {
             // Nothing to search, but what was passed must still be good.
-            check_finite(reference, problem.threads).map_err(numbered_on)?;
+            references.check_finite(problem.threads, monitor).map_err(numbered_on)?;
         } else {
             let k = self.options.k;
             let mut bars = Vec::new();
@@ -168,6 +165,10 @@ impl BlockSearch {
     /// [`Error::ReferenceLacksQueries`], [`Error::KTooLarge`] and [`Error::KTooLargeWithoutSelf`]: there are too few of them.
     pub fn result<E: Element>(&self) -> Result<Neighbours<E::Output>> {
         self.options.check_sizes(self.queries, self.rows)?;
+        float_environment::with_default(|| self.result_here::<E>())
+    }
+
+    fn result_here<E: Element>(&self) -> Result<Neighbours<E::Output>> {
         let mut values = try_zeroed::<E::Output>(self.places.len(), "the neighbours")?;
         let mut rows = try_zeroed::<i64>(self.places.len(), "the neighbours")?;
         for ((place, value), row) in self.places.iter().zip(&mut values).zip(&mut rows) {
@@ -230,5 +231,33 @@ impl BlockSearch {
         }
         (self.places, self.rows) = (places, so_far);
         Ok(())
+    }
+}
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests {
+    use std::num::NonZero;
+
+    use super::*;
+    use crate::level::{Level, Simd};
+    use crate::metric::Metric;
+    use crate::pool::float_environment::while_flushing;
+
+    #[test]
+    fn results_do_not_depend_on_the_callers_float_state() {
+        let simd = Level::available().into_iter().filter_map(Simd::new).next_back().expect("a level");
+        let (k, threads) = (2, NonZero::<usize>::MIN);
+        let options = Options { k, metric: Metric::Cityblock, exclude_self: false, simd, threads };
+        let query = MatrixRef::new(&[0.0f32], 1, 1, Argument::Query).expect("a good matrix");
+        let numbers = [3, 1, 2].map(f32::from_bits);
+        let block = MatrixRef::new(&numbers, 3, 1, Argument::Reference).expect("a good matrix");
+        let found = while_flushing(|| {
+            let search = BlockSearch::new(query, options)?.with(query, block, &Monitor::new())?;
+            search.result::<f32>()
+        })
+        .expect("a good search");
+        // Bits: a comparison of subnormal numbers would itself obey the caller's state.
+        assert_eq!(found.values.iter().map(|value| value.to_bits()).collect::<Vec<_>>(), [1, 2]);
+        assert_eq!(found.rows, [1, 2]);
     }
 }

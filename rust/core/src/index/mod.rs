@@ -14,6 +14,7 @@
 mod file;
 mod part;
 
+use std::num::NonZero;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::blocks::BlockSearch;
@@ -23,9 +24,8 @@ use crate::kept::References;
 use crate::level::Simd;
 use crate::matrix::{Element, MatrixRef, QueryRef, check_row_count};
 use crate::metric::Metric;
-use crate::pack::check_finite;
 use crate::plan::{self, Options, Problem};
-use crate::pool::{self, PoolHandle, float_environment};
+use crate::pool;
 use crate::radius::{RadiusOptions, RadiusSearch, Within};
 use crate::saved::Stored;
 use crate::search::Neighbours;
@@ -90,7 +90,8 @@ impl<E: Element + Stored> Index<E> {
         self.parts.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Append rows; those that are there stay as they are. After an error nothing has been appended.
+    /// Append rows; those that are there stay as they are. After an error nothing has been appended. With one thread on this
+    /// one, else on the pool of this process.
     ///
     /// # Errors
     /// [`Error::DimensionMismatch`], [`Error::NonFinite`] with the row of `rows`, [`Error::TooManyRows`],
@@ -99,7 +100,12 @@ impl<E: Element + Stored> Index<E> {
         if rows.dim() != self.dim {
             return Err(Error::DimensionMismatch { query: self.dim, reference: rows.dim() });
         }
-        check_finite(rows, threads)?;
+        let pool_threads = NonZero::new(threads).unwrap_or(NonZero::<usize>::MIN);
+        pool::enter(pool_threads, threads <= 1, || self.add_here(rows, simd, threads, monitor))
+    }
+
+    fn add_here(&self, rows: MatrixRef<'_, E>, simd: Simd, threads: usize, monitor: &Monitor) -> Result<()> {
+        References::passing(rows).check_finite(threads, monitor)?;
         let check_total =
             |parts: &[Arc<Part<E>>]| check_row_count(rows_of(parts).saturating_add(rows.rows()), Argument::Reference);
         check_total(&self.read())?;
@@ -242,10 +248,8 @@ impl<E: Element + Stored> Snapshot<E> {
             return Err(Error::DimensionMismatch { query: query.dim(), reference: self.dim });
         }
         options.check_sizes(query.rows(), self.rows())?;
-        if self.is_small(query.rows(), &options) || pool::is_worker() {
-            return float_environment::with_default(|| self.search_here(query, options, monitor));
-        }
-        PoolHandle::get(options.threads)?.pool().install(|| self.search_here(query, options, monitor))
+        let is_small = self.is_small(query.rows(), &options);
+        pool::enter(options.threads, is_small, || self.search_here(query, options, monitor))
     }
 
     fn search_here(
@@ -281,5 +285,31 @@ impl<E: Element + Stored> Snapshot<E> {
         }
         let options = RadiusOptions { metric: self.metric, ..options };
         RadiusSearch::of_parts(query, self.references()?, options)?.run(monitor)
+    }
+}
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests {
+    use super::*;
+    use crate::level::Level;
+    use crate::pool::float_environment::while_flushing;
+
+    /// A thread that flushes subnormal numbers to zero would see other rows, and make panels of those.
+    #[test]
+    fn panels_do_not_depend_on_the_callers_float_state() {
+        // Of all numbers below twice the smallest normal one, half are subnormal.
+        let numbers: Vec<f32> = (0..4000u32).map(|i| f32::from_bits(i.wrapping_mul(2_654_435_761) >> 8)).collect();
+        let rows = MatrixRef::new(&numbers, 500, 8, Argument::Reference).expect("a good matrix");
+        let queries = MatrixRef::new(&numbers[..800], 100, 8, Argument::Query).expect("a good matrix");
+        let simd = Level::available().into_iter().filter_map(Simd::new).next_back().expect("a level");
+        let monitor = Monitor::new();
+        let options =
+            Options { k: 3, metric: Metric::SqEuclidean, exclude_self: false, simd, threads: NonZero::<usize>::MIN };
+        let index = || Index::new(8, Metric::SqEuclidean).expect("columns").sealed_at(64);
+        let (plain, flushed) = (index(), index());
+        plain.add(rows, simd, 1, &monitor).expect("good rows");
+        while_flushing(|| flushed.add(rows, simd, 1, &monitor)).expect("good rows");
+        let found = |index: &Index<f32>| index.snapshot().search(queries.into(), options, &monitor);
+        assert_eq!(found(&flushed), found(&plain));
     }
 }

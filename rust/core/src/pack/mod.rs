@@ -365,21 +365,6 @@ impl FirstBad {
     }
 }
 
-/// Whether all reference rows are finite, where nobody packs them; a pass over them is cheap beside a search in float64.
-pub(crate) fn check_finite<E: Element>(reference: MatrixRef<'_, E>, threads: usize) -> Result<()> {
-    let all = 0..reference.rows();
-    let is_bad = |row: &usize| !reference.row(*row).iter().all(|x| x.to_f64().is_finite());
-    let bad = if threads == 1 {
-        all.into_iter().find(is_bad)
-    } else {
-        all.into_par_iter().with_min_len(1024).find_first(is_bad)
-    };
-    match bad.and_then(|row| reference.first_non_finite(Argument::Reference, row)) {
-        Some(error) => Err(error),
-        None => Ok(()),
-    }
-}
-
 /// All reference rows as panels of kernel `K`.
 pub(crate) struct PackedReference<K: Kernel> {
     codes: Codes<K::Code>,
