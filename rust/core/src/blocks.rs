@@ -96,17 +96,22 @@ impl BlockSearch {
         reference: MatrixRef<'_, E>,
         monitor: &Monitor,
     ) -> Result<Self> {
+        let mut places = try_vec(self.places.len(), "the neighbours")?;
+        places.extend_from_slice(&self.places);
+        let mut after = Self { places, ..*self };
         monitor.begin(self.problem::<E>(reference.rows(), false).pairs());
-        self.with_part(query.into(), References::passing(reference), monitor)
+        after.take_in(query.into(), References::passing(reference), monitor)?;
+        Ok(after)
     }
 
-    /// The same for a part of the references whose panels may be kept; the caller has begun the monitor.
-    pub(crate) fn with_part<E: Element>(
-        &self,
+    /// Search a part of the references whose panels may be kept; the caller has begun the monitor. After an error this search
+    /// is of no use any more.
+    pub(crate) fn take_in<E: Element>(
+        &mut self,
         query: QueryRef<'_, E>,
         references: References<'_, E>,
         monitor: &Monitor,
-    ) -> Result<Self> {
+    ) -> Result<()> {
         let reference = references.rows;
         if query.dim() != reference.dim() {
             return Err(Error::DimensionMismatch { query: query.dim(), reference: reference.dim() });
@@ -121,19 +126,17 @@ impl BlockSearch {
         if is_small {
             problem.threads = 1;
         }
-        pool::enter(self.options.threads, is_small, || self.with_here(query, references, problem, monitor))
+        pool::enter(self.options.threads, is_small, || self.take_in_here(query, references, problem, monitor))
     }
 
-    fn with_here<E: Element>(
-        &self,
+    fn take_in_here<E: Element>(
+        &mut self,
         query: QueryRef<'_, E>,
         references: References<'_, E>,
         problem: Problem,
         monitor: &Monitor,
-    ) -> Result<Self> {
+    ) -> Result<()> {
         let (first_row, reference) = (self.rows, references.rows);
-        let mut places = try_vec(self.places.len(), "the neighbours")?;
-        places.extend_from_slice(&self.places);
         let numbered_on = |error| match error {
             Error::NonFinite { argument: Argument::Reference, row, column, value } => {
                 Error::NonFinite { argument: Argument::Reference, row: first_row + row, column, value }
@@ -153,10 +156,11 @@ impl BlockSearch {
             }
             let options = &self.options;
             Job { query, references, options, problem, monitor, first_row, bars: &bars }
-                .run(Out::SoFar(&mut places))
+                .run(Out::SoFar(&mut self.places))
                 .map_err(numbered_on)?;
         }
-        Ok(Self { rows: first_row + reference.rows(), places, ..*self })
+        self.rows += reference.rows();
+        Ok(())
     }
 
     /// The neighbours among all references so far.

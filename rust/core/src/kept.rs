@@ -136,6 +136,8 @@ pub(crate) trait AnyPanels: Any + Send + Sync {
     fn codes_name(&self) -> String;
     /// Bytes of memory that they take.
     fn bytes(&self) -> usize;
+    /// Bytes of their codes, wherever they lie.
+    fn code_bytes(&self) -> usize;
     /// What a file has to hold to give them again; the names begin with `prefix`.
     fn tensors<'a>(&'a self, prefix: &str, tensors: &mut Vec<Tensor<'a>>);
 }
@@ -147,6 +149,10 @@ impl<K: Kernel + 'static> AnyPanels for Panels<K> {
 
     fn bytes(&self) -> usize {
         self.packed.bytes()
+    }
+
+    fn code_bytes(&self) -> usize {
+        self.packed.code_bytes()
     }
 
     fn tensors<'a>(&'a self, prefix: &str, tensors: &mut Vec<Tensor<'a>>) {
@@ -215,9 +221,9 @@ impl Kept {
         self.lock().iter().map(|form| form.bytes()).sum()
     }
 
-    /// The form that takes the least.
+    /// The form that takes the least in a file.
     pub(crate) fn smallest(&self) -> Option<Arc<dyn AnyPanels>> {
-        self.lock().iter().min_by_key(|form| form.bytes()).map(Arc::clone)
+        self.lock().iter().min_by_key(|form| form.code_bytes()).map(Arc::clone)
     }
 }
 

@@ -8,14 +8,15 @@
 //! save, load ──> file.rs: rows and codes are mapped, and checked where they are used
 //! ```
 //!
-//! A part never changes once a search may see it, so searches need no lock: they take a snapshot and keep it. Rows are
+//! A part never changes once a search may see it, so searches need no lock: they take a snapshot and keep it. They wait for no long
+//! change either: whoever removes rows makes the new ones first, and only then puts them in their place. Rows are
 //! numbered through all parts, in the order in which they were added.
 
 mod file;
 mod part;
 
 use std::num::NonZero;
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::blocks::BlockSearch;
 use crate::cancel::Monitor;
@@ -41,6 +42,8 @@ pub struct Index<E: Element + Stored> {
     /// From so many rows on a part is packed.
     sealed_rows: usize,
     parts: RwLock<Vec<Arc<Part<E>>>>,
+    /// Held by whoever changes the parts, also while that takes long: searches do not wait for it.
+    changing: Mutex<()>,
 }
 
 impl<E: Element + Stored> Index<E> {
@@ -52,7 +55,7 @@ impl<E: Element + Stored> Index<E> {
         if dim == 0 {
             return Err(Error::NoColumns(Argument::Reference));
         }
-        Ok(Self { metric, dim, sealed_rows: SEALED_ROWS, parts: RwLock::default() })
+        Ok(Self { metric, dim, sealed_rows: SEALED_ROWS, parts: RwLock::default(), changing: Mutex::default() })
     }
 
     /// The same with parts that are packed from `rows` rows on; it changes no answer.
@@ -90,6 +93,11 @@ impl<E: Element + Stored> Index<E> {
         self.parts.write().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Nobody else changes the parts while this lives.
+    fn change(&self) -> MutexGuard<'_, ()> {
+        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Append rows; those that are there stay as they are. After an error nothing has been appended. With one thread on this
     /// one, else on the pool of this process.
     ///
@@ -113,10 +121,12 @@ impl<E: Element + Stored> Index<E> {
             // Packed before anybody sees it, and outside the lock.
             let part = Part::new(rows, self.sealed_rows)?;
             part.pack(self.metric, simd, threads, monitor)?;
+            let _changing = self.change();
             let mut parts = self.write();
             check_total(&parts)?;
             parts.push(Arc::new(part));
         } else if rows.rows() > 0 {
+            let changing = self.change();
             let mut parts = self.write();
             check_total(&parts)?;
             match parts.last_mut().filter(|last| last.is_open()) {
@@ -125,6 +135,7 @@ impl<E: Element + Stored> Index<E> {
             }
             let last = parts.last().filter(|last| !last.is_open()).map(Arc::clone);
             drop(parts);
+            drop(changing);
             if let Some(sealed) = last {
                 // The rows are there, whatever becomes of this: a search makes what it misses.
                 let _ = sealed.pack(self.metric, simd, threads, monitor);
@@ -138,7 +149,8 @@ impl<E: Element + Stored> Index<E> {
     /// # Errors
     /// [`Error::BadArray`] for a mask of another length, [`Error::BadFile`], [`Error::OutOfMemory`].
     pub fn remove(&self, mask: &[bool]) -> Result<()> {
-        let mut parts = self.write();
+        let _changing = self.change();
+        let parts = self.read().clone();
         if mask.len() != rows_of(&parts) {
             return Err(Error::BadArray {
                 argument: "mask",
@@ -148,7 +160,7 @@ impl<E: Element + Stored> Index<E> {
         }
         let mut kept: Vec<Arc<Part<E>>> = try_vec(parts.len(), "the parts")?;
         let mut rest = mask;
-        for part in parts.iter() {
+        for part in &parts {
             let here;
             (here, rest) = rest.split_at(part.rows());
             let part = match (here.contains(&true), here.contains(&false)) {
@@ -162,12 +174,13 @@ impl<E: Element + Stored> Index<E> {
                 None => kept.push(part),
             }
         }
-        *parts = kept;
+        *self.write() = kept;
         Ok(())
     }
 
     /// Drop all rows.
     pub fn reset(&self) {
+        let _changing = self.change();
         self.write().clear();
     }
 
@@ -262,7 +275,7 @@ impl<E: Element + Stored> Snapshot<E> {
         let mut search = BlockSearch::of(query, options)?;
         if query.rows() > 0 && options.k > 0 {
             for references in self.references()? {
-                search = search.with_part(query, references, monitor)?;
+                search.take_in(query, references, monitor)?;
             }
         } else {
             return Ok(Neighbours { values: Vec::new(), rows: Vec::new() });

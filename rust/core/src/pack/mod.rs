@@ -451,9 +451,9 @@ impl<K: Kernel> PackedReference<K> {
         Ok(Self { codes: Codes::Owned(codes), offsets, scales, terms, panel_len })
     }
 
-    /// Bytes that it takes.
+    /// Bytes of memory that it takes; codes in a file do not count.
     pub(crate) fn bytes(&self) -> usize {
-        size_of_val(self.codes.as_slice())
+        self.codes.bytes()
             + size_of_val(self.offsets.as_slice())
             + size_of_val(self.scales.as_slice())
             + size_of_val(self.terms.as_slice())
@@ -466,6 +466,11 @@ impl<K: Kernel> PackedReference<K> {
     /// The offset of a row, and the terms of its panel.
     pub(crate) fn row(&self, row: usize) -> (f32, PanelTerms) {
         (self.offsets.as_slice()[row], self.terms[row / K::NR])
+    }
+
+    /// Bytes of its codes, wherever they lie.
+    pub(crate) fn code_bytes(&self) -> usize {
+        size_of_val(self.codes.as_slice())
     }
 
     pub(crate) fn panel_bytes(&self) -> usize {
