@@ -462,7 +462,8 @@ def test_progress_of_an_iterable_is_known_for_a_list_only(slow_level, monkeypatc
     assert threads == {threading.main_thread()}
 
 
-def test_what_progress_raises_stops_the_search_behind_an_iterable(slow_level):
+def test_what_progress_raises_stops_the_search_behind_an_iterable(slow_level, monkeypatch):
+    monkeypatch.setattr(_large, "BLOCK_BYTES", 1 << 23)
     x = rows(8000, 96)
 
     def stop(fraction):
