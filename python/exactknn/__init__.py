@@ -4,6 +4,7 @@
         -> _arrays: row-major views in CPU memory, no copy where the layout allows
         -> _core:   the Rust core (GIL released, Ctrl-C answered), which tells _progress how far it is
         -> (distances, indices), or (indptr, indices, distances), as NumPy arrays
+    Index: the same searches of rows that are prepared once
 
 Importing this package loads NumPy and the native core only. The parts for PyTorch live in
 ``exactknn.evaluation`` and ``exactknn.distances``.
@@ -28,14 +29,18 @@ from exactknn._core import (
     set_simd_level,
     simd_level,
 )
+from exactknn._index import Index
+from exactknn._recall import recall
 
 __all__ = [
+    "Index",
     "__version__",
     "available_simd_levels",
     "build_info",
     "get_num_threads",
     "knn",
     "radius",
+    "recall",
     "set_num_threads",
     "set_simd_level",
     "simd_level",

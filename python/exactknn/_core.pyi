@@ -1,6 +1,6 @@
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,7 @@ def knn(
     p: float | None = None,
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]: ...
 
+@final
 class BlockSearch:
     def __new__(
         cls,
@@ -57,6 +58,7 @@ class BlockSearch:
     def state(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]: ...
     def restore(self, ranks: npt.NDArray[np.float64], indices: npt.NDArray[np.int64], rows: int) -> None: ...
 
+@final
 class Index:
     def __new__(cls, dim: int, metric: str, dtype: str, *, p: float | None = None) -> Index: ...
     @staticmethod
@@ -83,11 +85,11 @@ class Index:
     ) -> None: ...
     def remove(self, mask: npt.NDArray[np.bool_]) -> None: ...
     def reset(self) -> None: ...
-    def copy(self, start: int, stop: int) -> npt.NDArray[Any]: ...
+    def copy(self, start: int, stop: int | None = None) -> npt.NDArray[Any]: ...
     def search(
         self,
         query: npt.NDArray[Any],
-        k: int,
+        k: int | None,
         *,
         exclude_self: bool = False,
         num_threads: int | None = None,

@@ -69,7 +69,7 @@ _LINES = 1 << 15
 _INT32_MAX = 2**31 - 1
 # Every integer up to here is a float32 number; above, only some are.
 _FLOAT32_INTEGERS = 2**24
-_INT32_RESULTS = (".ivecs", ".ibin")
+_INT32_RESULTS = (".ivecs", ".ibin", ".bin")
 
 Array = npt.NDArray[Any]
 # Refuses the shape and the type of an array, named by its path, before its values are read.
@@ -526,7 +526,7 @@ def check_indices_fit(reference_rows: int, path: str, suffix: str) -> None:
     """Refuse a format of 32-bit ids when row numbers of the reference may not fit.
 
     Raises:
-        FileError: `suffix` is ``.ivecs`` or ``.ibin`` and `reference_rows` is above 2**31.
+        FileError: `suffix` is ``.ivecs``, ``.ibin`` or ``.bin`` and `reference_rows` is above 2**31.
     """
     if suffix in _INT32_RESULTS and reference_rows - 1 > _INT32_MAX:
         raise FileError(
@@ -574,6 +574,23 @@ def write_matrix(stream: IO[bytes], suffix: str, matrix: Array) -> None:
         block["dimension"] = columns
         block["values"] = matrix[start:stop]
         stream.write(block.tobytes())
+
+
+def write_truth(stream: IO[bytes], distances: Array, indices: Array) -> None:
+    """Write a ground truth as ``.bin``: what ``.ibin`` holds, then the distances (float32).
+
+    Args:
+        stream: binary, writable, at its beginning.
+        distances: shape (n, k), float32.
+        indices: shape (n, k), int64.
+
+    Raises:
+        ValueError: a value does not fit the type of the format.
+    """
+    _check_fits(distances, np.dtype("<f4"), ".bin")
+    write_matrix(stream, ".ibin", indices)
+    for start, stop in _blocks(len(distances), distances.shape[1] * 4):
+        stream.write(distances[start:stop].astype("<f4").tobytes())
 
 
 class Pairs(NamedTuple):

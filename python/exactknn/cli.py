@@ -1,4 +1,4 @@
-"""The command line: ``exactknn search``, ``exactknn evaluate``, ``exactknn match`` and ``exactknn info``.
+"""The command line: ``exactknn search``, ``groundtruth``, ``evaluate``, ``match`` and ``info``.
 
 ::
 
@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from exactknn import _METRICS, _texts
+from exactknn import _METRICS, _groundtruth, _texts
 from exactknn._command import (
     EXIT_BROKEN_PIPE,
     EXIT_FAILURE,
@@ -115,7 +115,7 @@ def _run(argv: Sequence[str] | None) -> int:
         print(f"exactknn {__version__}")
         return 0
     if arguments.command is None:
-        parser.error("a command is wanted: search, evaluate, match or info")
+        parser.error("a command is wanted: search, groundtruth, evaluate, match or info")
     command: Callable[[argparse.Namespace], int] = arguments.run
     return command(arguments)
 
@@ -176,19 +176,10 @@ def _parser() -> argparse.ArgumentParser:
         help=".npz (arrays distances and indices), or .ivecs or .ibin (indices alone, int32)",
     )
     search.add_argument("--distances", metavar="OUT2", help="write the distances here too: .fbin or .fvecs (float32)")
-    search.add_argument(
-        "--max-memory",
-        type=_bytes,
-        metavar="SIZE",
-        help="read the reference in blocks, so that the search takes no more than this, such as 2GB or 512MiB",
-    )
-    search.add_argument(
-        "--resume",
-        metavar="FILE",
-        help="keep the state of the search here now and then and at an interrupt, go on from it when it is there, and "
-        "remove it at the end",
-    )
+    _add_memory(search)
     _add_running(search)
+
+    _groundtruth.add_command(commands)
 
     evaluate = commands.add_parser(
         "evaluate",
@@ -293,6 +284,22 @@ def _add_metric(command: argparse.ArgumentParser, name: str) -> None:
         type=_exponent,
         metavar="P",
         help="exponent of minkowski, above 0: 1 is cityblock, 2 (default) euclidean, inf chebyshev",
+    )
+
+
+def _add_memory(command: argparse.ArgumentParser) -> None:
+    """Add how to search among more vectors than fit into memory."""
+    command.add_argument(
+        "--max-memory",
+        type=_bytes,
+        metavar="SIZE",
+        help="read the reference in blocks, so that the search takes no more than this, such as 2GB or 512MiB",
+    )
+    command.add_argument(
+        "--resume",
+        metavar="FILE",
+        help="keep the state of the search here now and then and at an interrupt, go on from it when it is there, and "
+        "remove it at the end",
     )
 
 

@@ -3,8 +3,9 @@
 ``AccuracyCalculator`` scores embeddings by their labels; ``RetrievalMetric`` adds a metric of one's own to it.
 
 ``CustomKNN`` and ``RustKNN`` find nearest neighbours, called as ``knn(query, k, reference, ref_includes_query)``. They
-also serve as the ``knn_func`` of pytorch-metric-learning's ``AccuracyCalculator``. ``FaissKNN`` and
-``FaissKMeans`` do their work by Faiss, which only their constructors import.
+also serve as the ``knn_func`` of pytorch-metric-learning's ``AccuracyCalculator``. ``RustKNN`` may keep its references
+in an index between calls. ``FaissKNN`` and ``FaissKMeans`` do their work by Faiss, which only their constructors
+import.
 
 ``MatchFinder`` finds the pairs that match at a threshold; ``select_threshold`` chooses that threshold from labelled
 pairs.

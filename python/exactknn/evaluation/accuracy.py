@@ -54,7 +54,6 @@ _LOGGER = logging.getLogger(__name__)
 
 _PREFIX = "calculate_"
 _CLUSTERING = ("AMI", "NMI")
-_OURS = (CustomKNN, RustKNN)
 
 Values = float | list[float]
 KnnFunc = Callable[[Tensor, int, Tensor, bool], tuple[Any, Any]]
@@ -576,8 +575,11 @@ class _Run:
             # A method that needs neighbours may rely on all that k says; another gets what was found for the rest.
             given.append(resolved if self.methods_search else for_ranks)
         for_given = max(given, default=0)
-        ours = type(self.calculator.knn_func) in _OURS
-        by_rank = ours and for_ranks > for_given and _retrieval.ranks_pay(for_ranks, relevant_counts)
+        by_rank = (
+            _searches_reference_alone(self.calculator.knn_func)
+            and for_ranks > for_given
+            and _retrieval.ranks_pay(for_ranks, relevant_counts)
+        )
         return _Needs(resolved, for_ranks, for_given if by_rank else max(for_given, for_ranks), by_rank)
 
     def _ranked_values(self, relevance: Relevance, needs: _Needs, indices: Tensor) -> dict[str, Floats]:
@@ -670,6 +672,11 @@ class _Run:
             knn_indices=indices,
             relevance=mask,
         )
+
+
+def _searches_reference_alone(knn_func: Any) -> bool:
+    """Whether this is a backend of ours that looks at no other rows than the reference of the call."""
+    return type(knn_func) is CustomKNN or (type(knn_func) is RustKNN and not knn_func.keeps_index)
 
 
 def _check_sklearn(what: str) -> None:

@@ -7,20 +7,23 @@
              yes, elsewhere -> _device.search: the same answers, found with torch on the tensors' device
              otherwise      -> _torch_search:  distance(block, reference), topk, on the tensors' device
         -> (distances, indices), both (n, k), nearest first, on the query's device
+    RustKNN that keeps its references
+        -> exactknn.Index:  of the distance's metric; checked, the reference appended, then searched
 
-Nothing of a call is kept in the object, so one object serves many threads and can be pickled at any time.
+Otherwise nothing of a call is kept in the object, so one object serves many threads.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from exactknn import _arrays, _core
+from exactknn import Index, _arrays, _core
 from exactknn._retrieval import BLOCK_ELEMENTS, Groups, Ints, ranks_of
 from exactknn.distances import LpDistance
 from exactknn.distances.base import result_dtype
@@ -106,7 +109,7 @@ class CustomKNN:
             ValueError: wrong shape, dimension, device or ``k``, or a NaN or infinity, by argument and row.
         """
         k = _checked(self.distance, query, k, reference, ref_includes_query)
-        _log_search(query, k, reference)
+        _log_search(query, k, len(reference))
         support = self.native_support(query, reference)
         if support.metric is None:
             return _search_with_torch(self, query, k, reference, ref_includes_query)
@@ -132,17 +135,36 @@ class RustKNN:
     A distance or device that the core does not know is searched with torch, as ``CustomKNN`` would: with the core's
     answers for the distances that it does know (see there). That is logged once at INFO.
 
+    By default each call searches its own reference and nothing is kept. With another setting of the two switches the
+    references lie in an `exactknn.Index`, which is prepared once and may be saved: `train` makes it, `add` and the
+    reference of each call append to it, and rows are numbered in the order in which they came. An index lies in CPU
+    memory and has the metric of a distance that the core knows. Answers are the same as without.
+
     Args:
         distance: as for ``CustomKNN``. ``None``: squared Euclidean, unnormalised.
         batch_size: query rows of a block on the torch path; it changes no native answer.
         num_threads: threads for each search, at least 1. ``None``: see ``exactknn.set_num_threads``.
+        reset_before: search the reference of each call alone, instead of the index at hand.
+        reset_after: drop the index after each call, also after one that failed.
+
+    Attributes:
+        index: the `exactknn.Index` that is kept, or ``None``.
 
     Raises:
-        TypeError: as ``CustomKNN``, or ``num_threads`` is not an integer.
-        ValueError: ``batch_size`` or ``num_threads`` below 1.
+        TypeError: as ``CustomKNN``, ``num_threads`` is not an integer, or a switch neither True nor False.
+        ValueError: ``batch_size`` or ``num_threads`` below 1, or a switch off with a distance that the core does not
+            know.
     """
 
-    def __init__(self, distance: Any = None, batch_size: int | None = None, *, num_threads: int | None = None) -> None:
+    def __init__(
+        self,
+        distance: Any = None,
+        batch_size: int | None = None,
+        *,
+        num_threads: int | None = None,
+        reset_before: bool = True,
+        reset_after: bool = True,
+    ) -> None:
         if distance is None:
             distance = LpDistance(normalize_embeddings=False, p=2, power=2)
         check_distance(distance)
@@ -151,24 +173,103 @@ class RustKNN:
         self.distance = distance
         self.batch_size = _checked_batch_size(batch_size)
         self.num_threads = num_threads
+        self.reset_before = _arrays.as_flag(reset_before, "reset_before")
+        self.reset_after = _arrays.as_flag(reset_after, "reset_after")
+        self.index: Index | None = None
         self._fallback_logged = False
+        if self.keeps_index:
+            self._new_index()  # refuses a distance that no index has
 
-    def __call__(self, query: Tensor, k: int, reference: Tensor, ref_includes_query: bool = False) -> Neighbours:
+    @property
+    def keeps_index(self) -> bool:
+        """Whether calls use an index that is kept, instead of their own reference alone."""
+        return not (self.reset_before and self.reset_after)
+
+    def __call__(self, query: Tensor, k: int, reference: Any = None, ref_includes_query: bool = False) -> Neighbours:
         """Find the ``k`` nearest reference rows of each query row.
 
-        Arguments and errors are those of ``CustomKNN.__call__``.
+        Arguments and errors are those of ``CustomKNN.__call__``, and a missing ``reference`` is a ``ValueError``.
+        Where an index is kept:
+
+        Args:
+            query: ``(n, d)``, finite, in CPU memory. float64 rows need an index of float64 rows.
+            k: number of neighbours, from 0 to the rows of the index (one less with ``ref_includes_query``).
+            reference: ``(m, d)``, tensor or array: the rows of the new index; with ``reset_before=False`` appended to
+                the index before the search, or ``None``. After an error of the arguments none has been appended.
+            ref_includes_query: the first ``n`` rows of the index are the queries; query ``i`` never gets row ``i``.
 
         Returns:
             ``(distances, indices)``, both ``(n, k)``, nearest first, on the query's device, without a graph.
             Distances are float32 for float16 and bfloat16 embeddings, indices are int64.
+
+        Raises:
+            TypeError: ``query`` no tensor, ``k`` no integer, a float64 query or reference for narrower rows.
+            ValueError: wrong shape, dimension, device or ``k``, a NaN or infinity; or nothing to search: no reference
+                with ``reset_before=True``, no index with ``reset_before=False``.
         """
+        if self.keeps_index:
+            try:
+                return self._search_index(query, k, reference, bool(ref_includes_query))
+            finally:
+                if self.reset_after:
+                    self.reset()
+        if reference is None:
+            raise ValueError("reference must be given with reset_before=True: each call searches it alone")
         k = _checked(self.distance, query, k, reference, ref_includes_query)
-        _log_search(query, k, reference)
+        _log_search(query, k, len(reference))
         support = self.native_support(query, reference)
         if support.metric is not None:
             return _native_search(support, query, k, reference, ref_includes_query, self.num_threads)
         distances, indices = _search_with_torch(self, query, k, reference, ref_includes_query)
         return distances.float() if distances.dtype in HALF_DTYPES else distances, indices
+
+    def train(self, reference: Any) -> None:
+        """Replace the index by a new one that holds these rows.
+
+        Args:
+            reference: ``(m, d)``, finite: a tensor in CPU memory or an array. Its type is that of the index.
+
+        Raises:
+            TypeError, ValueError: as `exactknn.Index.add`; or the core does not know the distance.
+        """
+        index = self._new_index()
+        index.add(reference)
+        self.index = index
+
+    def add(self, reference: Any) -> None:
+        """Append rows to the index; they are numbered on from those that are there.
+
+        Args:
+            reference: ``(m, d)``, finite: a tensor in CPU memory or an array.
+
+        Raises:
+            TypeError, ValueError: as `exactknn.Index.add`; or there is no index.
+        """
+        self._kept("add to").add(reference)
+
+    def save(self, filename: str | os.PathLike[str]) -> None:
+        """Write the index to a file, as `exactknn.Index.save` does.
+
+        Raises:
+            ValueError: there is no index.
+            OSError: what the system refuses.
+        """
+        self._kept("save").save(filename)
+
+    def load(self, filename: str | os.PathLike[str]) -> None:
+        """Replace the index by the one in a file, as `exactknn.Index.load` does.
+
+        Raises:
+            ValueError: not an index, a damaged one, or one of another metric than the distance's.
+            OSError: what the system refuses.
+        """
+        index = Index.load(filename, num_threads=self.num_threads)
+        self._check_metric(index)
+        self.index = index
+
+    def reset(self) -> None:
+        """Drop the index."""
+        self.index = None
 
     def native_support(self, query: Tensor, reference: Tensor) -> NativeSupport:
         """Whether the core searches these embeddings, or why not; that is logged once."""
@@ -178,8 +279,47 @@ class RustKNN:
             _LOGGER.info("searching with torch instead of the Rust core: %s", support.reason)
         return support
 
+    def _search_index(self, query: Any, k: Any, reference: Any, own_included: bool) -> Neighbours:
+        if not isinstance(query, Tensor):
+            raise TypeError(f"query must be a torch tensor, got {type(query).__name__}")
+        count = _arrays.as_count(k, "k", minimum=0)
+        queries = len(_arrays.as_matrix(query, "query").array)
+        if not self.reset_before:
+            index = self._kept("search")
+            index.search(query, 0)  # refuses a query before a row is added
+        elif reference is None:
+            raise ValueError("reference must be given with reset_before=True: each call makes its index of it")
+        else:
+            index = self._new_index()
+        added = 0 if reference is None else len(_arrays.as_matrix(reference, "reference").array)
+        _check_sizes(queries, len(index) + added, count, own_included, "index")
+        if reference is not None:
+            index.add(reference)
+        self.index = index
+        _log_search(query, count, len(index))
+        distances, indices = index.search(query, count, exclude_self=own_included)
+        return torch.from_numpy(distances), torch.from_numpy(indices)
+
+    def _new_index(self) -> Index:
+        support = native_metric(self.distance)
+        if support.metric is None:
+            raise ValueError(f"distance must be one that the Rust core knows, to be kept in an index: {support.reason}")
+        return Index(support.metric, p=support.p, num_threads=self.num_threads)
+
+    def _kept(self, purpose: str) -> Index:
+        if self.index is None:
+            raise ValueError(f"there is no index to {purpose}: call train() or load() first")
+        self._check_metric(self.index)
+        return self.index
+
+    def _check_metric(self, index: Index) -> None:
+        wanted = self._new_index()
+        if (index.metric, index.p) != (wanted.metric, wanted.p):
+            raise ValueError(f"the index must have the metric of {self.distance!r}, like {wanted!r}, got {index!r}")
+
     def __repr__(self) -> str:
-        return f"RustKNN({self.distance!r}, batch_size={self.batch_size}, num_threads={self.num_threads})"
+        switches = f", reset_before={self.reset_before}, reset_after={self.reset_after}" if self.keeps_index else ""
+        return f"RustKNN({self.distance!r}, batch_size={self.batch_size}, num_threads={self.num_threads}{switches})"
 
 
 def _native_search(
@@ -376,16 +516,20 @@ def _checked(distance: Any, query: Any, k: Any, reference: Any, ref_includes_que
     """Check all that does not depend on the backend; return ``k`` as an ``int``."""
     check_embeddings(distance, query, reference, _NAMES, arrays_go_to="exactknn.knn")
     count = _arrays.as_count(k, "k", minimum=0)
-    n, m = len(query), len(reference)
-    if ref_includes_query and m < n:
-        raise ValueError(f"reference must begin with the {n} query rows when ref_includes_query is set, got {m} rows")
-    available = m - 1 if ref_includes_query and m else m
-    if count > available:
-        own = " besides the query itself" if ref_includes_query else ""
-        raise ValueError(f"k must be at most the number of reference rows{own}, {available} of {m}, got {count}")
+    _check_sizes(len(query), len(reference), count, ref_includes_query, "reference")
     return count
 
 
-def _log_search(query: Tensor, k: int, reference: Tensor) -> None:
-    _LOGGER.info("k-nn search with k=%d: %d queries among %d references", k, len(query), len(reference))
+def _check_sizes(n: int, m: int, k: int, own_included: bool, where: str) -> None:
+    """Check that ``m`` rows of ``where`` have ``k`` neighbours for each of ``n`` queries."""
+    if own_included and m < n:
+        raise ValueError(f"{where} must begin with the {n} query rows when ref_includes_query is set, got {m} rows")
+    available = m - 1 if own_included and m else m
+    if k > available:
+        own = " besides the query itself" if own_included else ""
+        raise ValueError(f"k must be at most the number of {where} rows{own}, {available} of {m}, got {k}")
+
+
+def _log_search(query: Tensor, k: int, references: int) -> None:
+    _LOGGER.info("k-nn search with k=%d: %d queries among %d references", k, len(query), references)
     _LOGGER.info("embedding dimension is %d", query.shape[-1])

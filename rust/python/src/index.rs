@@ -102,7 +102,8 @@ fn add<E: Stored + saved::Stored>(
 
 /// The arguments of a search by count.
 struct Wanted {
-    k: usize,
+    /// `None`: all rows that there are.
+    k: Option<usize>,
     exclude_self: bool,
 }
 
@@ -122,14 +123,15 @@ where
     let threads = threads_or_default(num_threads.map(positive_threads).transpose()?)?;
     let query = borrow::<W>(query, Argument::Query)?;
     let query = matrix::<W>(&query, Argument::Query)?;
+    let snapshot = py.detach(|| index.snapshot());
+    let k = wanted.k.unwrap_or_else(|| snapshot.rows().saturating_sub(usize::from(wanted.exclude_self)));
     let options = Options {
-        k: wanted.k,
+        k,
         metric: index.metric(),
         exclude_self: wanted.exclude_self,
         simd: active_level().into_py()?,
         threads,
     };
-    let snapshot = py.detach(|| index.snapshot());
     let Neighbours { values, rows } = interrupt::run(
         py,
         threads,
@@ -137,7 +139,7 @@ where
         progress,
         |monitor| snapshot.search(QueryRef::Wide(query), options, monitor),
     )?;
-    let shape = [query.rows(), wanted.k];
+    let shape = [query.rows(), k];
     let values = values.into_pyarray(py).reshape(shape)?;
     let rows = rows.into_pyarray(py).reshape(shape)?;
     Ok((values.into_any().unbind(), rows.into_any().unbind()))
@@ -194,9 +196,15 @@ where
     ))
 }
 
-fn copy<E: Stored + saved::Stored>(py: Python<'_>, index: &Index<E>, start: usize, stop: usize) -> PyResult<Py<PyAny>> {
+fn copy<E: Stored + saved::Stored>(
+    py: Python<'_>,
+    index: &Index<E>,
+    start: usize,
+    stop: Option<usize>,
+) -> PyResult<Py<PyAny>> {
     let numbers = py.detach(|| index.copy(start, stop)).into_py()?;
-    let rows = PyArray1::from_vec(py, E::into_storage(numbers)).reshape([stop - start, index.dim()])?;
+    let shape = [numbers.len() / index.dim(), index.dim()];
+    let rows = PyArray1::from_vec(py, E::into_storage(numbers)).reshape(shape)?;
     Ok(rows.into_any().unbind())
 }
 
@@ -303,25 +311,26 @@ impl PyIndex {
         py.detach(|| with_index!(&self.0, index, _E => index.reset()));
     }
 
-    /// A copy of the rows `start` to `stop`; bfloat16 as 16-bit patterns.
-    fn copy(&self, py: Python<'_>, start: &Bound<'_, PyAny>, stop: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
-        let (start, stop) = (count("start", start)?, count("stop", stop)?);
+    /// A copy of the rows `start` to `stop`, or to the last; bfloat16 as 16-bit patterns.
+    #[pyo3(signature = (start, stop=None))]
+    fn copy(&self, py: Python<'_>, start: &Bound<'_, PyAny>, stop: Option<&Bound<'_, PyAny>>) -> PyResult<Py<PyAny>> {
+        let (start, stop) = (count("start", start)?, stop.map(|stop| count("stop", stop)).transpose()?);
         with_index!(&self.0, index, _E => copy(py, index, start, stop))
     }
 
-    /// Distances and indices of the k nearest rows of each query.
+    /// Distances and indices of the k nearest rows of each query, or of all rows.
     #[pyo3(signature = (query, k, *, exclude_self=false, num_threads=None, progress=None))]
     fn search(
         &self,
         py: Python<'_>,
         query: &Bound<'_, PyUntypedArray>,
-        k: &Bound<'_, PyAny>,
+        k: Option<&Bound<'_, PyAny>>,
         exclude_self: bool,
         num_threads: Option<&Bound<'_, PyAny>>,
         progress: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Pair> {
         check_kind(query, Argument::Query, false, self.0.kind().wide())?;
-        let wanted = Wanted { k: count("k", k)?, exclude_self };
+        let wanted = Wanted { k: k.map(|k| count("k", k)).transpose()?, exclude_self };
         with_index!(&self.0, index, E => {
             search::<E, <E as Element>::Wide>(py, index, query, &wanted, num_threads, progress)
         })

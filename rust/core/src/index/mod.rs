@@ -140,15 +140,20 @@ impl<E: Element + Stored> Index<E> {
                 given: mask.len().to_string(),
             });
         }
-        let mut kept = try_vec(parts.len(), "the parts")?;
+        let mut kept: Vec<Arc<Part<E>>> = try_vec(parts.len(), "the parts")?;
         let mut rest = mask;
         for part in parts.iter() {
             let here;
             (here, rest) = rest.split_at(part.rows());
-            if !here.contains(&true) {
-                kept.push(Arc::clone(part));
-            } else if here.contains(&false) {
-                kept.push(Arc::new(part.without(here)?));
+            let part = match (here.contains(&true), here.contains(&false)) {
+                (false, _) => Arc::clone(part),
+                (true, true) => Arc::new(part.without(here)?),
+                (true, false) => continue,
+            };
+            match kept.last_mut().filter(|last| last.is_open() && part.is_open()) {
+                // What is left of several parts becomes one, so that small parts do not pile up.
+                Some(open) => Part::append(open, part.matrix()?)?,
+                None => kept.push(part),
             }
         }
         *parts = kept;
@@ -160,13 +165,14 @@ impl<E: Element + Stored> Index<E> {
         self.write().clear();
     }
 
-    /// Copies of the rows `start .. end`, one after the other.
+    /// Copies of the rows `start .. end`, one after the other; without an end, of all from `start` on.
     ///
     /// # Errors
     /// [`Error::BadArray`] unless they are rows of the index, [`Error::BadFile`], [`Error::OutOfMemory`].
-    pub fn copy(&self, start: usize, end: usize) -> Result<Vec<E>> {
+    pub fn copy(&self, start: usize, end: Option<usize>) -> Result<Vec<E>> {
         let parts = self.read().clone();
         let rows = rows_of(&parts);
+        let end = end.unwrap_or(rows);
         if start > end || end > rows {
             let wanted = format!("lie within the {rows} rows of the index");
             return Err(Error::BadArray { argument: "rows", wanted, given: format!("{start} to {end}") });

@@ -109,7 +109,12 @@ impl<E: Element + Stored> Part<E> {
         for row in (0..self.rows).filter(|&row| !mask[row]) {
             numbers.extend_from_slice(self.range(row..row + 1)?);
         }
-        Ok(Self::of(Numbers::Owned(numbers), count, self.dim, self.sealed_rows))
+        let mut part = Self::of(Numbers::Owned(numbers), count, self.dim, self.sealed_rows);
+        // A part that was just large enough stays packed, or each search would pack it.
+        if !self.is_open() && part.is_open() && count >= self.sealed_rows.div_ceil(2) {
+            part.kept = Some(Kept::default());
+        }
+        Ok(part)
     }
 
     pub(super) fn rows(&self) -> usize {
@@ -141,6 +146,11 @@ impl<E: Element + Stored> Part<E> {
             Numbers::Owned(numbers) => Ok(&numbers[range]),
             Numbers::Mapped(numbers) => numbers.range(range),
         }
+    }
+
+    /// All rows, which may be read.
+    pub(super) fn matrix(&self) -> Result<MatrixRef<'_, E>> {
+        MatrixRef::new(self.range(0..self.rows)?, self.rows, self.dim, Argument::Reference)
     }
 
     /// The rows as a search wants them.

@@ -1,0 +1,441 @@
+"""References that are prepared once and searched many times.
+
+    add, train ──as_matrix──> rows ──rounded──> _core.Index: packed in parts, in memory or mapped from a file
+    search, radius ──as_matrix──> queries ──widened──> _core.Index: the rows of this moment ──> NumPy arrays
+    save, load ──────────────────────────────────────> the file of an index
+    pickle, copy ──rows──> a new index
+
+The core makes an index for one dimension and one type, so there is none before the first rows have come. That index is
+the only thing of this object that ever changes: threads that search take it as they find it, and it gives each of them
+the rows of one moment.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any, Literal, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from exactknn import _arrays, _core, _progress
+
+_Progress = bool | _progress.Report | None
+
+
+class Index:
+    """Rows that are prepared once, to be searched many times.
+
+    A search answers with the bytes that `exactknn.knn` and `exactknn.radius` give for the rows as they are stored.
+    Rows are numbered from 0, in the order in which they were added.
+
+    Any number of threads may search one index while others change it: a search sees all rows of one moment.
+
+    Args:
+        metric: as for `exactknn.knn`; or ``"cosine_similarity"`` (largest first), ``"normalized_sqeuclidean"`` or
+            ``"normalized_euclidean"`` (of rows divided by their 2-norm, smallest first).
+        dtype: what is stored: ``"float32"``, ``"float16"``, ``"bfloat16"`` or ``"float64"``, or such a type of NumPy or
+            torch. Rows of another type are rounded to it, to nearest, ties to even. ``None``: the type of the first
+            rows; later rows may be of any type whose values it holds.
+        p: exponent of ``"minkowski"``, as for `exactknn.knn`.
+        num_threads: threads for each call that names no number of its own, at least 1. ``None``: see
+            ``set_num_threads``.
+
+    Raises:
+        TypeError: ``p`` not a number, ``num_threads`` not an integer, or a ``dtype`` or ``metric`` of another kind.
+        ValueError: unknown ``metric`` or ``dtype``, a ``p`` or ``num_threads`` out of range.
+
+    Examples:
+        >>> index = Index()
+        >>> index.add([[0.0, 2.0], [1.0, 0.0]])
+        >>> distances, indices = index.search([[0.0, 0.0]], k=2)
+        >>> distances.tolist(), indices.tolist()
+        ([[1.0, 4.0]], [[1, 0]])
+        >>> index
+        Index(metric='sqeuclidean', dtype='float64', rows=2, dim=2)
+    """
+
+    def __init__(
+        self, metric: str = "sqeuclidean", dtype: Any = None, *, p: float | None = None, num_threads: int | None = None
+    ) -> None:
+        if not isinstance(metric, str):
+            raise TypeError(f"metric must be a string, got {type(metric).__name__}")
+        if p is not None:
+            p = _arrays.as_exponent(p, "p")
+        # Refuses what it does not know, and knows that minkowski of p=1 is cityblock.
+        checked = _core.Index(1, metric, "float32", p=p)
+        self._metric = checked.metric
+        self._p = checked.p
+        self._dtype = None if dtype is None else _arrays.as_dtype_name(dtype, "dtype")
+        self._num_threads = None if num_threads is None else _arrays.as_count(num_threads, "num_threads", minimum=1)
+        self._native: _core.Index | None = None
+        # Held to put an index in place of another, never while one is filled: a forked child must find it free.
+        self._lock = threading.Lock()
+
+    # --- what it is ------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        native = self._native
+        return 0 if native is None else native.rows
+
+    @property
+    def metric(self) -> str:
+        """What is measured; ``"minkowski"`` of ``p`` 1, 2 and infinity goes by the name that it has without."""
+        return self._metric
+
+    @property
+    def p(self) -> float | None:
+        """Exponent of ``"minkowski"``; ``None`` for all other metrics."""
+        return self._p
+
+    @property
+    def dim(self) -> int | None:
+        """Columns of the rows; ``None`` before there are any."""
+        native = self._native
+        return None if native is None else native.dim
+
+    @property
+    def dtype(self) -> str | None:
+        """Name of the type that is stored; ``None`` before it is known."""
+        native = self._native
+        return self._dtype if native is None else native.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the rows, and what is prepared of them, take; those mapped from a file do not count."""
+        native = self._native
+        return 0 if native is None else native.nbytes
+
+    def __repr__(self) -> str:
+        p = "" if self._p is None else f", p={self._p:g}"
+        return f"Index(metric={self._metric!r}, dtype={self.dtype!r}{p}, rows={len(self)}, dim={self.dim})"
+
+    def rows(self, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
+        """Copy the rows ``start`` to ``stop`` as they are stored.
+
+        Args:
+            start: the first row, from 0 to the number of rows.
+            stop: one behind the last row; ``None``: the number of rows.
+
+        Returns:
+            ``(stop - start, dim)``, of the type that is stored; bfloat16 as float32, which holds the same values.
+
+        Raises:
+            TypeError: ``start`` or ``stop`` not an integer.
+            ValueError: not rows of the index; there has never been a row; or the file that they are mapped from is
+                damaged.
+        """
+        start = _arrays.as_count(start, "start", minimum=0)
+        stop = None if stop is None else _arrays.as_count(stop, "stop", minimum=0)
+        native = self._there("copy")
+        copied = _arrays.Matrix(native.copy(start, stop), native.dtype == "bfloat16")
+        return _arrays.converted(copied, "float32") if copied.bfloat16 else copied.array
+
+    # --- rows come and go ------------------------------------------------------------------------------------------
+
+    def train(self, reference: Any, *, num_threads: int | None = None, progress: _Progress = None) -> None:
+        """Replace all rows by these, which may have another dimension. After any error the old ones are there.
+
+        Arguments and errors are those of `add`.
+        """
+        matrix = _arrays.as_matrix(reference, "reference")
+        threads = self._threads(num_threads)
+        with _progress.reporting(progress) as report:
+            native = self._filled(matrix, threads, report)
+        with self._lock:
+            self._native = native
+
+    def add(self, reference: Any, *, num_threads: int | None = None, progress: _Progress = None) -> None:
+        """Append rows; they are numbered on from those that are there.
+
+        What is refused appends none. An interrupt, or what ``progress`` raises, may come when all of them are there.
+
+        Args:
+            reference: ``(m, d)``, of the kinds that `exactknn.knn` takes, finite.
+            num_threads: threads for this call, at least 1. ``None``: as the index was made.
+            progress: as for `exactknn.knn`.
+
+        Raises:
+            TypeError: a type that is not taken; without a ``dtype`` for the index, one with values that the type of the
+                first rows does not hold.
+            ValueError: wrong shape, dimension or device; by row and column a NaN or infinity, or a value beyond the
+                range of the type that is stored.
+        """
+        matrix = _arrays.as_matrix(reference, "reference")
+        threads = self._threads(num_threads)
+        with _progress.reporting(progress) as report:
+            native = self._native
+            if native is None:
+                first = self._filled(matrix, threads, report)
+                with self._lock:
+                    native = self._native
+                    if native is None:
+                        self._native = first
+                        return
+                # Another thread was first: these rows come behind its own.
+            self._append(native, matrix, threads, report)
+
+    def remove(self, mask: Any) -> None:
+        """Drop rows; those behind them move up. Costs a copy of each part of the index that loses a row.
+
+        Args:
+            mask: a bool for each row, True where it is to go: ``(m,)``, an array, a tensor in CPU memory, or a list.
+
+        Raises:
+            TypeError: not bools.
+            ValueError: wrong shape, or not as many as there are rows; or the file that rows are mapped from is damaged.
+                Then all rows are there.
+        """
+        given = np.asarray(mask)
+        if given.dtype != np.bool_:
+            raise TypeError(
+                f"mask must hold a bool for each row, got {given.dtype.name}; "
+                "for row numbers: mask = numpy.zeros(len(index), bool); mask[numbers] = True"
+            )
+        if given.ndim != 1:
+            raise ValueError(f"mask must be 1-D, one bool for each row, got shape {given.shape}")
+        native = self._native
+        if native is not None:
+            native.remove(np.ascontiguousarray(given))
+        elif len(given):
+            raise ValueError(f"mask must have one entry for each of the 0 rows, got {len(given)}")
+
+    def reset(self) -> None:
+        """Drop all rows; the next may have another dimension and, without a ``dtype`` for the index, another type."""
+        with self._lock:
+            self._native = None
+
+    # --- searches --------------------------------------------------------------------------------------------------
+
+    def search(
+        self,
+        query: Any,
+        k: int | None = 10,
+        *,
+        exclude_self: bool = False,
+        num_threads: int | None = None,
+        progress: _Progress = None,
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+        """Find the ``k`` exact nearest rows of each query row: `exactknn.knn` of the query and the rows stored.
+
+        Args:
+            query: ``(n, dim)``, of the kinds that `exactknn.knn` takes. float16 and bfloat16 are widened; float64 needs
+                an index that stores it.
+            k: number of neighbours, from 0 to the number of rows (one less with ``exclude_self``); ``None``: all.
+            exclude_self: the first ``n`` rows of the index are the queries; query ``i`` never gets row ``i``.
+            num_threads: threads for this call, at least 1. ``None``: as the index was made.
+            progress: as for `exactknn.knn`.
+
+        Returns:
+            ``(distances, indices)``, both ``(n, k)``, nearest first. Distances are float64 where that is stored, else
+            float32; indices are int64.
+
+        Raises:
+            TypeError: a type that is not taken, a float64 query for rows of another type, a ``k`` that is no integer,
+                or a ``progress`` of another kind.
+            ValueError: wrong shape, dimension, ``k`` or device, a NaN or infinity in a row; or the file that the rows
+                are mapped from is damaged.
+        """
+        count = None if k is None else _arrays.as_count(k, "k", minimum=0)
+        exclude_self = _arrays.as_flag(exclude_self, "exclude_self")
+        threads = self._threads(num_threads)
+        native, wide = self._searched(query)
+        with _progress.reporting(progress) as report:
+            return native.search(wide, count, exclude_self=exclude_self, num_threads=threads, progress=report)
+
+    # What it returns depends on ``return_distances``: the three forms of one signature.
+    @overload
+    def radius(
+        self,
+        query: Any,
+        r: float,
+        *,
+        exclude_self: bool = ...,
+        return_distances: Literal[True] = ...,
+        sort: bool | None = ...,
+        num_threads: int | None = ...,
+        progress: _Progress = ...,
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[Any]]: ...
+    @overload
+    def radius(
+        self,
+        query: Any,
+        r: float,
+        *,
+        exclude_self: bool = ...,
+        return_distances: Literal[False],
+        sort: bool | None = ...,
+        num_threads: int | None = ...,
+        progress: _Progress = ...,
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]: ...
+    @overload
+    def radius(
+        self,
+        query: Any,
+        r: float,
+        *,
+        exclude_self: bool = ...,
+        return_distances: bool,
+        sort: bool | None = ...,
+        num_threads: int | None = ...,
+        progress: _Progress = ...,
+    ) -> tuple[npt.NDArray[Any], ...]: ...
+    def radius(
+        self,
+        query: Any,
+        r: float,
+        *,
+        exclude_self: bool = False,
+        return_distances: bool = True,
+        sort: bool | None = None,
+        num_threads: int | None = None,
+        progress: _Progress = None,
+    ) -> tuple[npt.NDArray[Any], ...]:
+        """Find all rows within ``r`` of each query row: `exactknn.radius` of the query and the rows stored.
+
+        Args:
+            query: as for `search`.
+            r: the radius, a finite number, in the units of the metric, as for `exactknn.radius`.
+            exclude_self: as for `search`.
+            return_distances: as for `exactknn.radius`.
+            sort: as for `exactknn.radius`.
+            num_threads: threads for this call, at least 1. ``None``: as the index was made.
+            progress: as for `exactknn.knn`.
+
+        Returns:
+            ``(indptr, indices, distances)``, or ``(indptr, indices)`` with ``return_distances=False``, as
+            `exactknn.radius`.
+
+        Raises:
+            TypeError: as for `search`, or an ``r`` that is not a real number.
+            ValueError: as for `search`, or a NaN or infinity as ``r``.
+            MemoryError: more rows are inside than fit into memory.
+        """
+        bound = _arrays.as_real(r, "r")
+        exclude_self = _arrays.as_flag(exclude_self, "exclude_self")
+        with_distances = _arrays.as_flag(return_distances, "return_distances")
+        by_value = with_distances if sort is None else _arrays.as_flag(sort, "sort")
+        threads = self._threads(num_threads)
+        native, wide = self._searched(query)
+        with _progress.reporting(progress) as report:
+            indptr, indices, distances = native.radius(
+                wide,
+                bound,
+                exclude_self=exclude_self,
+                return_distances=with_distances,
+                sort=by_value,
+                num_threads=threads,
+                progress=report,
+            )
+        return (indptr, indices) if distances is None else (indptr, indices, distances)
+
+    # --- files and copies ------------------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str], *, num_threads: int | None = None, progress: _Progress = None) -> None:
+        """Write the index to a file, in place of what was there.
+
+        Whatever interrupts it leaves the old file or the new one. It may be the file that the rows are mapped from.
+
+        Args:
+            path: the file.
+            num_threads: threads for this call, at least 1. ``None``: as the index was made.
+            progress: as for `exactknn.knn`.
+
+        Raises:
+            OSError: what the system refuses.
+            ValueError: there has never been a row; or the file that rows are mapped from is damaged.
+        """
+        native = self._there("save")
+        threads = self._threads(num_threads)
+        with _progress.reporting(progress) as report:
+            native.save(path, num_threads=threads, progress=report)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, num_threads: int | None = None) -> Index:
+        """Open a saved index. Its rows stay in the file, which is mapped, until a search needs them.
+
+        What is read is checked when it is first used. Nobody may change the file in place or truncate it while it is
+        in use; to replace it, as `save` does, is safe. Rows that are added later must be of a type whose values the
+        stored one holds.
+
+        Args:
+            path: the file.
+            num_threads: as for the constructor.
+
+        Raises:
+            OSError: what the system refuses.
+            ValueError: not an index, one of a newer version, or a damaged one.
+        """
+        native = _core.Index.load(path)
+        index = cls(native.metric, p=native.p, num_threads=num_threads)
+        index._native = native
+        return index
+
+    def __getstate__(self) -> dict[str, Any]:
+        native = self._native
+        return {
+            "metric": self._metric,
+            "p": self._p,
+            "dtype": self._dtype,
+            "num_threads": self._num_threads,
+            "stored": None if native is None else (native.dtype, native.copy(0)),
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        Index.__init__(self, state["metric"], state["dtype"], p=state["p"], num_threads=state["num_threads"])
+        if state["stored"] is not None:
+            dtype, numbers = state["stored"]
+            self._native = _core.Index(numbers.shape[1], self._metric, dtype, p=self._p)
+            self._native.add(numbers, bfloat16=dtype == "bfloat16", num_threads=self._num_threads)
+
+    # --- the parts -------------------------------------------------------------------------------------------------
+
+    def _threads(self, num_threads: int | None) -> int | None:
+        return self._num_threads if num_threads is None else _arrays.as_count(num_threads, "num_threads", minimum=1)
+
+    def _there(self, purpose: str) -> _core.Index:
+        native = self._native
+        if native is None:
+            raise ValueError(f"there are no rows to {purpose}: call add() or load() first")
+        return native
+
+    def _filled(self, matrix: _arrays.Matrix, num_threads: int | None, report: _progress.Report | None) -> _core.Index:
+        """A new index of the core, with these rows."""
+        dtype = matrix.dtype_name if self._dtype is None else self._dtype
+        native = _core.Index(matrix.array.shape[1], self._metric, dtype, p=self._p)
+        self._append(native, matrix, num_threads, report)
+        return native
+
+    def _append(
+        self,
+        native: _core.Index,
+        matrix: _arrays.Matrix,
+        num_threads: int | None,
+        report: _progress.Report | None,
+    ) -> None:
+        if self._dtype is None and native.dtype not in _arrays.HELD_BY[matrix.dtype_name]:
+            raise TypeError(
+                f"reference must be of a type whose values {native.dtype} holds, the type of the first rows, got "
+                f"{matrix.dtype_name}: convert it, or make the index with dtype={native.dtype!r}, which rounds rows"
+            )
+        stored = _arrays.rounded(matrix, native.dtype, "reference")
+        native.add(stored.array, bfloat16=stored.bfloat16, num_threads=num_threads, progress=report)
+
+    def _searched(self, query: Any) -> tuple[_core.Index, npt.NDArray[Any]]:
+        """The index of the core, and the queries in the type that it takes."""
+        matrix = _arrays.as_matrix(query, "query")
+        native = self._native
+        if native is None:
+            # Nothing is among no rows, of whatever dimension.
+            native = _core.Index(
+                max(matrix.array.shape[1], 1), self._metric, self._dtype or matrix.dtype_name, p=self._p
+            )
+        wide = "float64" if native.dtype == "float64" else "float32"
+        if wide not in _arrays.HELD_BY[matrix.dtype_name]:
+            raise TypeError(
+                f"query must be {wide} or half precision for an index of {native.dtype} rows, got {matrix.dtype_name}: "
+                f"pass numpy.asarray(query, {wide!r}), or make the index with dtype='float64'"
+            )
+        return native, _arrays.converted(matrix, wide)

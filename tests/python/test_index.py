@@ -1,0 +1,709 @@
+"""``exactknn.Index``: the bytes of ``knn`` and ``radius`` for the rows that it holds, whatever has happened to it."""
+
+import copy
+import math
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from fractions import Fraction
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import exactknn
+from exactknn import Index, _core
+
+DTYPES = {
+    "float32": np.float32,
+    "float64": np.float64,
+    "float16": np.float16,
+    "bfloat16": ml_dtypes.bfloat16,
+}
+METRICS = ("sqeuclidean", "euclidean", "cosine", "inner_product", "cityblock", "chebyshev", "minkowski")
+
+# From so many rows on the core packs a part of an index.
+SEALED = 8192
+
+
+def rows(n, d, seed=0, dtype=np.float32):
+    return np.random.default_rng(seed).standard_normal((n, d)).astype(dtype)
+
+
+def assert_same(found, wanted):
+    for got, want in zip(found, wanted, strict=True):
+        assert (got.dtype, got.shape) == (want.dtype, want.shape)
+        assert got.tobytes() == want.tobytes()
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_index_by_hand():
+    index = Index()
+    index.add(np.array([[0, 0], [3, 4]], np.float32))
+    index.add(np.array([[0, 1], [0, 1]], np.float32))
+    distances, indices = index.search(np.array([[0, 0], [3, 3]], np.float32), 3)
+    assert distances.tolist() == [[0, 1, 1], [1, 13, 13]]
+    assert indices.tolist() == [[0, 2, 3], [1, 2, 3]]
+    index.remove([True, False, True, False])
+    distances, indices = index.search(np.array([[0, 0]], np.float32), None)
+    assert distances.tolist() == [[1, 25]]
+    assert indices.tolist() == [[1, 0]]
+    indptr, indices = index.radius(np.zeros((1, 2), np.float32), 25, return_distances=False)
+    assert (indptr.tolist(), indices.tolist()) == ([0, 2], [0, 1])
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_bytes_of_knn_and_radius(metric, dtype):
+    stored = np.round(rows(SEALED + 700, 3) * 4, 1).astype(DTYPES[dtype])  # many ties
+    p = 3.0 if metric == "minkowski" else None
+    index = Index(metric, p=p)
+    for part in (stored[:300], stored[300 : SEALED + 400], stored[SEALED + 400 :]):
+        index.add(part)
+    assert (len(index), index.dim, index.dtype, index.metric, index.p) == (len(stored), 3, dtype, metric, p)
+    query = rows(40, 3, seed=1, dtype=DTYPES[dtype])
+    assert_same(index.search(query, 9), exactknn.knn(query, stored, 9, metric=metric, p=p))
+    own = stored[:40]
+    wanted = exactknn.knn(own, stored, 5, metric=metric, p=p, exclude_self=True)
+    assert_same(index.search(own, 5, exclude_self=True, num_threads=1), wanted)
+    r = float(wanted[0][:, -1].mean())
+    for options in ({}, {"exclude_self": True, "return_distances": False}, {"sort": False}):
+        assert_same(index.radius(own, r, **options), exactknn.radius(own, stored, r, metric=metric, p=p, **options))
+
+
+@pytest.mark.parametrize("metric", ["normalized_sqeuclidean", "normalized_euclidean", "cosine_similarity"])
+def test_metrics_of_distance_objects(metric):
+    stored, query = rows(500, 4), rows(9, 4, seed=1)
+    index = Index(metric)
+    index.add(stored)
+    assert_same(index.search(query, 7), _core.knn(query, stored, 7, metric))
+
+
+def test_minkowski_of_an_exponent_with_a_name_of_its_own():
+    for p, name in ((None, "euclidean"), (1, "cityblock"), (2, "euclidean"), (np.inf, "chebyshev")):
+        index = Index("minkowski", p=p)
+        assert (index.metric, index.p) == (name, None)
+    assert repr(Index("minkowski", p=0.5)) == "Index(metric='minkowski', dtype=None, p=0.5, rows=0, dim=None)"
+
+
+@settings(max_examples=120, deadline=None)
+@given(data=st.data())
+def test_any_sequence_of_changes(tmp_path_factory, data):
+    dtype = data.draw(st.sampled_from(list(DTYPES)))
+    metric = data.draw(st.sampled_from(METRICS))
+    dim = data.draw(st.integers(2, 4))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    coarse = data.draw(st.booleans())
+    p = data.draw(st.sampled_from([0.5, 1.5, 3.0])) if metric == "minkowski" else None
+    index = Index(metric, dtype, p=p)
+    model = np.empty((0, dim), DTYPES[dtype])
+
+    def draw_rows(n):
+        numbers = rng.standard_normal((n, dim))
+        return (np.round(numbers) if coarse else numbers).astype(DTYPES[dtype])
+
+    sizes = st.one_of(st.integers(0, 40), st.sampled_from([SEALED - 1, SEALED, SEALED + 1, 2 * SEALED + 5]))
+    for _ in range(data.draw(st.integers(1, 9))):
+        match data.draw(st.sampled_from(["add", "add", "remove", "search", "radius", "save", "copy"])):
+            case "add":
+                more = draw_rows(data.draw(sizes))
+                index.add(more)
+                model = np.concatenate([model, more])
+            case "remove":
+                share = data.draw(st.sampled_from([0, 0.0003, 0.5, 1]))
+                mask = rng.random(len(model)) < share
+                index.remove(mask)
+                model = model[~mask]
+            case "search":
+                exclude_self = data.draw(st.booleans())
+                query = model[:6] if exclude_self else draw_rows(6)
+                k = data.draw(st.integers(0, 30))
+                k = min(k, max(len(model) - exclude_self, 0))
+                wanted = exactknn.knn(query, model, k, metric=metric, p=p, exclude_self=exclude_self)
+                assert_same(index.search(query, k, exclude_self=exclude_self), wanted)
+            case "radius":
+                query = draw_rows(4)
+                sort = data.draw(st.sampled_from([None, False, True]))
+                distances = data.draw(st.booleans())
+                options = dict(return_distances=distances, sort=sort)
+                wanted = exactknn.radius(query, model, 0.5, metric=metric, p=p, **options)
+                assert_same(index.radius(query, 0.5, **options), wanted)
+            case "save" if index.dim is not None:
+                path = tmp_path_factory.getbasetemp() / "sequence.index"
+                index.save(path)
+                if data.draw(st.booleans()):
+                    index = Index.load(path)
+            case "copy":
+                index = copy.copy(index)
+        assert len(index) == len(model)
+    if index.dim is not None:
+        assert index.rows().astype(np.float64).tobytes() == model.astype(np.float64).tobytes()
+
+
+# --- types ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "given", ["bfloat16", torch.bfloat16, ml_dtypes.bfloat16, np.dtype(ml_dtypes.bfloat16)], ids=str
+)
+def test_names_of_a_type(given):
+    assert Index(dtype=given).dtype == "bfloat16"
+
+
+@pytest.mark.parametrize("given", [np.float16, "float16", np.dtype("float16"), torch.float16], ids=str)
+def test_more_names_of_a_type(given):
+    assert Index(dtype=given).dtype == "float16"
+
+
+def rounded(value, fraction_bits, least_exponent):
+    """To the nearest number of a format, the even one of two."""
+    exponent = max(math.frexp(value)[1] - 1, least_exponent)
+    unit = Fraction(2) ** (exponent - fraction_bits)
+    return round(Fraction(value) / unit) * unit
+
+
+@pytest.mark.parametrize(
+    ("dtype", "fraction_bits", "least_exponent"), [("float32", 23, -126), ("float16", 10, -14), ("bfloat16", 7, -126)]
+)
+def test_rows_are_rounded_once_to_nearest_even(dtype, fraction_bits, least_exponent):
+    rng = np.random.default_rng(0)
+    wide = rng.standard_normal(400) * 2.0 ** rng.integers(-160, 15, 400)
+    # Numbers of the format; the middle between two; a little beside it; and about the smallest.
+    narrow = np.array([float(rounded(value, fraction_bits, least_exponent)) for value in wide])
+    half = 2.0 ** (np.maximum(np.frexp(narrow)[1] - 1, least_exponent) - fraction_bits - 1)
+    smallest = 2.0 ** (least_exponent - fraction_bits) * np.array([0.49, 0.5, 0.51, 1.5, -0.5, 2.5, 0.0, -0.0])
+    beside = [narrow + half * (1 + step) for step in (-(2.0**-20), 0, 2.0**-20)]
+    values = np.concatenate([wide, narrow, *beside, smallest])
+    for source in (values, values.astype(np.float32)):
+        index = Index(dtype=dtype)
+        index.add(source.reshape(-1, 1))
+        for value, found in zip(source.tolist(), index.rows().ravel().tolist(), strict=True):
+            assert Fraction(found) == rounded(value, fraction_bits, least_exponent), value
+            assert math.copysign(1, found) == math.copysign(1, value)
+
+
+def test_rounding_for_a_caller_that_flushes_subnormals(run_python):
+    program = """
+import numpy as np, torch
+import exactknn
+
+double = np.array([[3e-40, -1e-39, 2e-38, 1e-45, 4e-46, 1.5]])
+single = double.astype(np.float32)
+
+def stored():
+    found = []
+    for dtype in ("float32", "float16", "bfloat16"):
+        for rows in (double, single):
+            index = exactknn.Index(dtype=dtype)
+            index.add(rows)
+            found.append(index.rows())
+    return found
+
+before = stored()
+assert torch.set_flush_denormal(True)
+print([a.tobytes() for a in stored()] == [a.tobytes() for a in before], before[0].view(np.uint32)[0, 3:5].tolist())
+"""
+    assert run_python(program) == "True [1, 0]"
+
+
+@pytest.mark.parametrize("source", [np.float64, np.float32])
+@pytest.mark.parametrize(("dtype", "largest"), [("float16", 65504.0), ("bfloat16", 3.3895314e38)])
+def test_a_value_beyond_the_range_is_refused_by_row_and_column(source, dtype, largest):
+    index = Index(dtype=dtype)
+    values = np.zeros((3, 2), source)
+    values[2, 1] = -largest
+    index.add(values)
+    assert index.rows()[2, 1] == np.float32(values.astype(DTYPES[dtype])[2, 1])
+    values[2, 1] = -largest * 1.003
+    with pytest.raises(
+        ValueError, match=f"reference must hold values that {dtype} can hold, got -.* in row 2, column 1"
+    ):
+        index.add(values)
+    values[1, 0] = np.inf
+    values[2, 1] = 0
+    with pytest.raises(ValueError, match="reference must be finite, got inf in row 1, column 0"):
+        index.add(values)
+    values[1, 0] = np.nan
+    with pytest.raises(ValueError, match="reference must be finite, got NaN in row 1, column 0"):
+        index.add(values)
+    assert len(index) == 3
+
+
+def test_float32_cannot_hold_all_of_float64():
+    index = Index(dtype="float32")
+    with pytest.raises(
+        ValueError, match=r"reference must hold values that float32 can hold, got 1e\+39 in row 1, column 0"
+    ):
+        index.add([[0.0], [1e39]])
+    assert (len(index), index.dim) == (0, None)
+
+
+def test_without_a_dtype_no_row_is_rounded():
+    index = Index()
+    index.add(rows(3, 2))
+    index.add(rows(2, 2, dtype=np.float16))
+    index.add(torch.ones(2, 2, dtype=torch.bfloat16))
+    assert (index.dtype, len(index)) == ("float32", 7)
+    with pytest.raises(TypeError, match=r"reference must be of a type whose values float32 holds.*got float64"):
+        index.add(np.zeros((1, 2)))
+    half = Index()
+    half.add(rows(3, 2, dtype=np.float16))
+    for wider in (np.zeros((1, 2), np.float32), torch.zeros(1, 2, dtype=torch.bfloat16)):
+        with pytest.raises(TypeError, match="make the index with dtype='float16'"):
+            half.add(wider)
+    half.reset()
+    half.add(np.zeros((1, 5)))
+    assert (half.dtype, half.dim) == ("float64", 5)
+
+
+def test_a_float64_query_needs_float64_rows():
+    for dtype in ("float32", "float16", "bfloat16"):
+        index = Index(dtype=dtype)
+        index.add(rows(4, 2))
+        for call in (
+            lambda index=index: index.search([[0.0, 1.0]], 1),
+            lambda index=index: index.radius(np.zeros((1, 2)), 1),
+        ):
+            with pytest.raises(TypeError, match=f"query must be float32 or half.* {dtype} rows, got float64: pass"):
+                call()
+    index = Index(dtype="float64")
+    index.add(rows(50, 2))
+    query = rows(3, 2, dtype=np.float16)
+    assert_same(index.search(query, 5), exactknn.knn(query, index.rows(), 5))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_queries_of_narrower_types_are_widened(dtype):
+    stored = rows(60, 3, dtype=DTYPES[dtype])
+    index = Index()
+    index.add(stored)
+    for narrow in (np.float16, ml_dtypes.bfloat16, np.float32):
+        query = rows(5, 3, seed=1, dtype=narrow)
+        assert_same(index.search(query, 4), exactknn.knn(query, stored, 4))
+
+
+def test_whatever_has_rows_is_taken():
+    stored, query = rows(30, 4), rows(5, 4, seed=1)
+    wanted = exactknn.knn(query, stored, 3)
+    for make in (
+        torch.from_numpy,
+        np.asfortranarray,
+        lambda x: x.astype(">f4"),
+        lambda x: torch.from_numpy(x).requires_grad_(),
+        lambda x: torch.from_numpy(np.repeat(x, 2, axis=0))[::2],
+    ):
+        index = Index()
+        index.add(make(stored))
+        assert_same(index.search(make(query), 3), wanted)
+    with torch.inference_mode():
+        index = Index()
+        index.add(torch.from_numpy(stored) * 1)
+        assert_same(index.search(torch.from_numpy(query) * 1, 3), wanted)
+
+
+# --- borders and errors -----------------------------------------------------------------------------------------------
+
+
+def test_an_index_without_rows():
+    index = Index()
+    assert (len(index), index.dim, index.dtype, index.nbytes) == (0, None, None, 0)
+    distances, indices = index.search(rows(2, 3), None)
+    assert distances.shape == indices.shape == (2, 0)
+    assert [x.tolist() for x in index.radius(rows(2, 3), 1)] == [[0, 0, 0], [], []]
+    with pytest.raises(ValueError, match="k must be at most the number of references, got k=1 with 0"):
+        index.search(rows(2, 3), 1)
+    index.remove(np.zeros(0, bool))
+    with pytest.raises(ValueError, match="mask must have one entry for each of the 0 rows, got 1"):
+        index.remove([True])
+    with pytest.raises(ValueError, match="no rows to copy"):
+        index.rows()
+    with pytest.raises(ValueError, match="no rows to save"):
+        index.save("never")
+    index.add(np.zeros((0, 3), np.float32))
+    assert (len(index), index.dim, index.dtype) == (0, 3, "float32")
+    assert index.rows().shape == (0, 3)
+    with pytest.raises(ValueError, match="same number of columns, got 2 and 3"):
+        index.search(rows(2, 2), 0)
+
+
+def test_removing_every_row_leaves_the_dimension():
+    index = Index()
+    index.add(rows(10, 3))
+    index.remove(np.ones(10, bool))
+    assert (len(index), index.dim) == (0, 3)
+    index.add(rows(4, 3))
+    assert index.search(rows(4, 3), 1)[1].ravel().tolist() == [0, 1, 2, 3]
+    index.reset()
+    assert (len(index), index.dim, index.nbytes) == (0, None, 0)
+
+
+def test_train_replaces_all_rows_or_none():
+    index = Index()
+    index.train(rows(10, 3))
+    index.train(rows(5, 2))
+    assert (len(index), index.dim) == (5, 2)
+    with pytest.raises(ValueError, match="reference must be finite, got NaN in row 1, column 0"):
+        index.train([[0.0], [np.nan]])
+    assert index.rows().tobytes() == rows(5, 2).tobytes()
+
+
+def test_rows_come_back_as_they_are_stored():
+    index = Index()
+    index.add(rows(SEALED, 2))
+    index.add(rows(10, 2, seed=1))
+    both = np.concatenate([rows(SEALED, 2), rows(10, 2, seed=1)])
+    assert index.rows(SEALED - 2, SEALED + 3).tobytes() == both[SEALED - 2 : SEALED + 3].tobytes()
+    assert index.rows(SEALED + 10).shape == (0, 2)
+    copied = index.rows()
+    copied[:] = 0
+    assert index.rows().tobytes() == both.tobytes()
+    for start, stop in ((3, 2), (0, SEALED + 11), (SEALED + 11, None)):
+        with pytest.raises(ValueError, match="rows must lie within the 8202 rows"):
+            index.rows(start, stop)
+    with pytest.raises(ValueError, match="start must be at least 0, got -1"):
+        index.rows(-1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (dict(metric="l2"), ValueError, 'metric must be one of sqeuclidean, .*got "l2"'),
+        (dict(metric=None), TypeError, "metric must be a string"),
+        (dict(p=3), ValueError, 'p is for metric "minkowski" only'),
+        (dict(metric="minkowski", p=0), ValueError, "p must be a number above 0"),
+        (dict(metric="minkowski", p="3"), TypeError, "p must be a number"),
+        (dict(dtype="int8"), ValueError, "dtype must be float32, float64, float16 or bfloat16, got 'int8'"),
+        (dict(dtype=torch.int64), ValueError, "dtype must be .* got 'int64'"),
+        (dict(dtype=np.int32), ValueError, "dtype must be .* got 'int32'"),
+        (dict(dtype=32), TypeError, "dtype must be the name or type"),
+        (dict(num_threads=0), ValueError, "num_threads must be at least 1"),
+        (dict(num_threads=True), TypeError, "num_threads must be an integer"),
+    ],
+)
+def test_an_index_that_cannot_be(arguments, error, message):
+    with pytest.raises(error, match=message):
+        Index(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda i: i.add(rows(2, 4)), ValueError, "same number of columns, got 3 and 4"),
+        (lambda i: i.add(rows(2, 3)[0]), ValueError, "reference must be 2-D"),
+        (lambda i: i.add(np.zeros((2, 3), np.int64)), TypeError, "reference must hold float32"),
+        (lambda i: i.add([[0.0, np.inf, 0.0]]), TypeError, "got float64"),
+        (lambda i: i.add(rows(1, 3) * np.nan), ValueError, "reference must be finite, got NaN in row 0, column 0"),
+        (lambda i: i.add(rows(1, 3), num_threads=0), ValueError, "num_threads must be at least 1"),
+        (lambda i: i.add(rows(1, 3), progress=3), TypeError, "progress must be"),
+        (lambda i: i.search(rows(2, 4), 1), ValueError, "same number of columns, got 4 and 3"),
+        (lambda i: i.search(rows(2, 3)[0], 1), ValueError, "query must be 2-D"),
+        (lambda i: i.search("rows", 1), (TypeError, ValueError), "query must"),
+        (lambda i: i.search(rows(1, 3) * np.inf, 1), ValueError, "query must be finite"),
+        (lambda i: i.search(rows(2, 3), 6), ValueError, "k must be at most the number of references, got k=6 with 5"),
+        (lambda i: i.search(rows(2, 3), -1), ValueError, "k must be at least 0"),
+        (lambda i: i.search(rows(2, 3), 1.0), TypeError, "k must be an integer"),
+        (lambda i: i.search(rows(2, 3), 5, exclude_self=True), ValueError, "without the query itself"),
+        (lambda i: i.search(rows(6, 3), 1, exclude_self=True), ValueError, "begin with the queries"),
+        (lambda i: i.search(rows(2, 3), 1, exclude_self=None), TypeError, "exclude_self must be True or False"),
+        (lambda i: i.radius(rows(2, 3), np.nan), ValueError, "r must be a finite number"),
+        (lambda i: i.radius(rows(2, 3), None), TypeError, "r must be a real number"),
+        (lambda i: i.radius(rows(2, 3), 1, sort=1), TypeError, "sort must be True or False"),
+        (lambda i: i.remove([0, 1]), TypeError, "mask must hold a bool for each row, got int64; for row numbers"),
+        (lambda i: i.remove(np.zeros(4, bool)), ValueError, "mask must have one entry for each of the 5 rows, got 4"),
+        (lambda i: i.remove(np.zeros((5, 1), bool)), ValueError, "mask must be 1-D"),
+    ],
+)
+def test_what_is_refused_changes_nothing(call, error, message):
+    index = Index()
+    index.add(rows(5, 3))
+    with pytest.raises(error, match=message):
+        call(index)
+    assert index.rows().tobytes() == rows(5, 3).tobytes()
+
+
+def test_masks_of_other_kinds():
+    for mask in (torch.tensor([True, False, True]), [True, False, True], np.array([1, 0, 0, 1, 1], bool)[::2]):
+        index = Index()
+        index.add(np.array([[0.0], [1.0], [2.0]]))
+        index.remove(mask)
+        assert index.rows().tolist() == [row for row, gone in zip([[0.0], [1.0], [2.0]], mask, strict=True) if not gone]
+
+
+def test_k_none_is_all_rows():
+    stored = rows(300, 3)
+    index = Index("cosine")
+    index.add(stored)
+    assert_same(index.search(stored[:5], None), exactknn.knn(stored[:5], stored, None, metric="cosine"))
+    wanted = exactknn.knn(stored, k=None, metric="cosine")
+    assert_same(index.search(stored, None, exclude_self=True), wanted)
+
+
+def test_levels_and_threads_change_no_byte(level):
+    stored, query = rows(SEALED + 100, 24), rows(300, 24, seed=1)
+    wanted = exactknn.knn(query, stored, 10)
+    index = Index(num_threads=2)
+    index.add(stored)
+    for threads in (None, 1, 3):
+        assert_same(index.search(query, 10, num_threads=threads), wanted)
+
+
+@pytest.mark.parametrize("metric", ["sqeuclidean", "cosine", "chebyshev"])
+def test_an_index_packed_at_another_level(level, metric, tmp_path):
+    stored, query = rows(SEALED + 9, 16), rows(200, 16, seed=1)
+    index = Index(metric)
+    index.add(stored)
+    index.save(tmp_path / "index")
+    loaded = Index.load(tmp_path / "index")
+    for other in exactknn.available_simd_levels():
+        exactknn.set_simd_level(other)
+        for count in (1, 20, 200):
+            wanted = exactknn.knn(query[:count], stored, 10, metric=metric)
+            assert_same(index.search(query[:count], 10), wanted)
+            assert_same(loaded.search(query[:count], 10), wanted)
+
+
+def test_parts_that_lost_a_row_stay_packed():
+    parts = [rows(SEALED, 8, seed) for seed in range(3)]
+    index = Index()
+    for part in parts:
+        index.add(part)
+    held = np.concatenate(parts)
+    mask = np.zeros(len(held), bool)
+    mask[[5, SEALED + 5]] = True
+    index.remove(mask)
+    query = rows(300, 8, seed=9)
+    assert_same(index.search(query, 10), exactknn.knn(query, held[~mask], 10))
+    # At least a code for each number beside the rows themselves.
+    assert index.nbytes >= (held.itemsize + 1) * (held.size - 16)
+
+
+def test_what_is_left_of_many_parts():
+    parts = [rows(SEALED, 3, seed) for seed in range(4)]
+    index = Index()
+    for part in parts:
+        index.add(part)
+    held = np.concatenate(parts)
+    query = rows(50, 3, seed=9)
+    rng = np.random.default_rng(0)
+    for share in (0.6, 0.7, 0.9):
+        mask = rng.random(len(held)) < share
+        index.remove(mask)
+        held = held[~mask]
+        assert_same(index.search(query, 10), exactknn.knn(query, held, 10))
+        assert index.rows().tobytes() == held.tobytes()
+    index.add(parts[0])
+    assert_same(index.search(query, 10), exactknn.knn(query, np.concatenate([held, parts[0]]), 10))
+
+
+# --- copies -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_pickles_and_copies_are_indexes_of_their_own(dtype):
+    stored = rows(40, 3, dtype=DTYPES[dtype])
+    index = Index("minkowski", p=3, num_threads=2)
+    index.add(stored)
+    wanted = index.search(stored[:9], 4)
+    for make in (copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))):
+        other = make(index)
+        assert repr(other) == repr(index)
+        assert_same(other.search(stored[:9], 4), wanted)
+        other.add(stored[:1])
+        other.remove([True] * 41)
+        assert len(index) == 40
+    empty = pickle.loads(pickle.dumps(Index("cosine", "float16")))
+    assert repr(empty) == "Index(metric='cosine', dtype='float16', rows=0, dim=None)"
+
+
+# --- progress, threads, processes -------------------------------------------------------------------------------------
+
+
+def test_progress_is_told():
+    told = []
+    index = Index()
+    index.add(rows(20_000, 32), progress=told.append)
+    index.search(rows(500, 32, seed=1), 5, progress=told.append)
+    assert told.count(1.0) >= 2
+    assert all(0 <= fraction <= 1 for fraction in told)
+
+
+def test_what_progress_raises_stops_the_call_and_adds_no_row():
+    class Stop(Exception):
+        pass
+
+    def stop(fraction):
+        raise Stop
+
+    index = Index()
+    with pytest.raises(Stop):
+        index.add(rows(60_000, 128), progress=stop)
+    assert index.dim is None or len(index) in (0, 60_000)
+
+
+def test_threads_search_while_others_change_the_index():
+    steps = [rows(n, 3, seed) for seed, n in enumerate((500, SEALED + 10, 300, SEALED, 40))]
+    query = rows(20, 3, seed=99)
+    states, held = [], steps[0]
+    for step in steps[1:]:
+        states.append(held)
+        held = np.concatenate([held, step])
+    states.append(held)
+    mask = np.arange(len(held)) % 3 == 0
+    states.append(held[~mask])
+    answers = {}
+    for state in states:
+        distances, indices = exactknn.knn(query, state, 6)
+        answers[distances.tobytes(), indices.tobytes()] = len(state)
+    index = Index()
+    index.add(steps[0])
+    started, done, wrong, seen = threading.Barrier(9), threading.Event(), [], set()
+
+    def search():
+        started.wait()
+        last = False
+        while not last:
+            last = done.is_set()
+            distances, indices = index.search(query, 6, num_threads=1)
+            size = answers.get((distances.tobytes(), indices.tobytes()))
+            if size is None:
+                wrong.append((distances, indices))
+                return
+            seen.add(size)
+            if len(index.search(query[:1], None)[0][0]) not in answers.values():
+                wrong.append("a number of rows that never was")
+                return
+
+    searching = [threading.Thread(target=search) for _ in range(8)]
+    for thread in searching:
+        thread.start()
+    started.wait()
+    for step in steps[1:]:
+        index.add(step)
+    index.remove(mask)
+    done.set()
+    for thread in searching:
+        thread.join()
+    assert wrong == []
+    assert len(states[-1]) in seen
+
+
+def test_threads_that_add_the_first_rows():
+    for _ in range(20):
+        index = Index()
+        barrier = threading.Barrier(4)
+
+        def work(seed, index=index, barrier=barrier):
+            barrier.wait()
+            index.add(rows(25, 3, seed))
+
+        adding = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+        for thread in adding:
+            thread.start()
+        for thread in adding:
+            thread.join()
+        held = index.rows()
+        blocks = {held[start : start + 25].tobytes() for start in range(0, 100, 25)}
+        assert blocks == {rows(25, 3, seed).tobytes() for seed in range(4)}
+
+
+def test_a_forked_child_searches_and_changes_its_copy(run_python):
+    program = """
+import os
+import numpy as np
+import exactknn
+
+x = np.random.default_rng(0).standard_normal((12_000, 24)).astype(np.float32)
+index = exactknn.Index()
+index.add(x)
+index.add(x[:50])
+wanted = index.search(x[:2000], k=10, num_threads=2)
+
+def agrees():
+    found = index.search(x[:2000], k=10, num_threads=2)
+    return all(a.tobytes() == b.tobytes() for a, b in zip(found, wanted))
+
+child = os.fork()
+if child == 0:
+    good = agrees()
+    index.remove(np.arange(len(index)) >= 9000)
+    index.add(x[9000:])
+    index.add(x[:50])
+    os._exit(0 if good and agrees() else 3)
+_, status = os.waitpid(child, 0)
+print(os.waitstatus_to_exitcode(status), agrees())
+"""
+    assert run_python(program) == "0 True"
+
+
+INTERRUPT = """
+import signal
+import numpy as np
+import exactknn
+
+x = np.random.default_rng(0).standard_normal((120_000, 128)).astype(np.float32)
+index = exactknn.Index()
+told = []
+
+def progress(fraction):
+    if not told:
+        told.append(fraction)
+        print("working", flush=True)
+
+def waiting(fraction):
+    progress(fraction)
+    signal.pause()
+
+index.add(x)
+try:
+    {call}
+    print("finished")
+except KeyboardInterrupt:
+    print("interrupted")
+print(len(index), index.search(x[:2], 1)[1].tolist())
+"""
+
+
+def interrupted(call):
+    """What a program prints that is sent Ctrl-C as soon as ``call`` works."""
+    program = INTERRUPT.format(call=call)
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == "working\n"
+            process.send_signal(signal.SIGINT)
+            printed, _ = process.communicate(timeout=50)
+        finally:
+            process.kill()
+    assert process.returncode == 0
+    return printed.splitlines()
+
+
+def test_ctrl_c_ends_a_search():
+    printed = interrupted("index.search(x, 100, exclude_self=True, progress=progress)")
+    assert printed == ["interrupted", "120000 [[0], [1]]"]
+
+
+def test_ctrl_c_while_rows_are_added_adds_all_or_none():
+    # A quick machine tells of its progress only when all is done.
+    how, state = interrupted("index.add(x, progress=waiting)")
+    assert how == "interrupted"
+    assert state in ("120000 [[0], [1]]", "240000 [[0], [1]]")
+
+
+def test_ctrl_c_while_a_file_is_written_leaves_the_old_or_the_new(tmp_path):
+    old = Index()
+    old.add(rows(30, 4))
+    old.save(tmp_path / "index")
+    how, state = interrupted(f"index.save({os.fspath(tmp_path / 'index')!r}, progress=waiting)")
+    assert (how, state) == ("interrupted", "120000 [[0], [1]]")
+    assert os.listdir(tmp_path) == ["index"]
+    there = Index.load(tmp_path / "index")
+    assert (len(there), there.dim) in {(30, 4), (120_000, 128)}
+    there.search(there.rows(0, 1), 1)
