@@ -99,7 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     built, _, grown = memory_of(lambda: fill(ours.add))
     built_by_faiss, _, grown_by_faiss = memory_of(lambda: fill(theirs.add))
-    print(f"{options.rows:,} x {options.dimension} float32, added {options.block:,} at once; {cpu()}, {cores()} threads")
+    size = f"{options.rows:,} x {options.dimension} float32, added {options.block:,} at once"
+    print(f"{size}; {cpu()}, {cores()} threads")
     print(f"{'':<28}{'exactknn':>12}{'faiss':>12}{'ratio':>8}")
     print(f"{'build':<28}{built:>10.2f} s{built_by_faiss:>10.2f} s")
     rows = options.rows
@@ -121,7 +122,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{'save':<28}{saved:>10.2f} s   ({path.stat().st_size / MIB:,.0f} MiB)")
         exactknn.Index.load(path), np.load(array)  # both files are in the page cache from here on
         loading, reading = in_turn([lambda: exactknn.Index.load(path), lambda: np.load(array)], options.seconds)
-        print(f"{'load / read the rows':<28}{1000 * loading:>9.2f} ms{1000 * reading:>9.2f} ms{reading / loading:>7.0f}x")
+        name = "load, or read the rows"
+        print(f"{name:<28}{1000 * loading:>9.2f} ms{1000 * reading:>9.2f} ms{reading / loading:>7.0f}x")
         loaded = exactknn.Index.load(path)
         first, answer = seconds_of(lambda: loaded.search(queries[:1], K))
         second = statistics.median(seconds_of(lambda: loaded.search(queries[:1], K))[0] for _ in range(9))

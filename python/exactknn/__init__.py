@@ -1,6 +1,6 @@
 """Exact k-nearest-neighbour search.
 
-    knn(query, reference, k), radius(query, reference, r)
+    knn(query, reference, k), radius(query, reference, r)             (references in blocks: _large, _rows)
         -> _arrays: row-major views in CPU memory, no copy where the layout allows
         -> _core:   the Rust core (GIL released, Ctrl-C answered), which tells _progress how far it is
         -> (distances, indices), or (indptr, indices, distances), as NumPy arrays
@@ -30,6 +30,7 @@ from exactknn._core import (
     simd_level,
 )
 from exactknn._index import Index
+from exactknn._recall import recall
 
 __all__ = [
     "Index",
@@ -39,6 +40,7 @@ __all__ = [
     "get_num_threads",
     "knn",
     "radius",
+    "recall",
     "set_num_threads",
     "set_simd_level",
     "simd_level",
@@ -60,6 +62,7 @@ def knn(
     exclude_self: bool | None = None,
     num_threads: int | None = None,
     progress: bool | Callable[[float], object] | None = None,
+    max_memory: int | str | None = None,
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
     """Find the ``k`` exact nearest reference rows of each query row.
 
@@ -69,7 +72,10 @@ def knn(
     Args:
         query: ``(n, d)`` float32, float64, float16 or bfloat16: a NumPy array, a torch tensor in CPU memory,
             anything with ``__array__`` or DLPack, or nested lists. Two different types are promoted.
-        reference: ``(m, d)``, the same kinds. ``None``: the query rows are searched among themselves.
+        reference: ``(m, d)``, the same kinds. ``None``: the query rows are searched among themselves. Or blocks of
+            rows one behind the other, of any sizes: a list or tuple of 2-D arrays or tensors, or an iterable without
+            item access, such as a generator, which is gone through once, on this thread, and closed. All blocks that
+            have rows must be of the type of the first.
         k: number of neighbours, ``0 <= k <= m`` (``m - 1`` when a row excludes itself); ``None``: all of them.
         metric: ``"sqeuclidean"``, ``"euclidean"``, ``"cosine"`` (1 - cosine similarity, 0 to 2), ``"cityblock"``
             (sum of absolute differences), ``"chebyshev"`` (the largest one) or ``"minkowski"``
@@ -82,7 +88,12 @@ def knn(
         num_threads: threads for this call, at least 1. ``None``: see ``set_num_threads``.
         progress: ``True`` shows a bar on stderr (by tqdm where it is installed, else a percentage). A function is
             called on this thread with the finished fraction, about 25 times a second: never less than before, and
-            1.0 when the search is done; what it raises stops the search. ``None`` and ``False``: nothing.
+            1.0 when the search is done; what it raises stops the search. ``None`` and ``False``: nothing. While blocks
+            come from an iterable of unknown length, the fraction is 0.0.
+        max_memory: bytes, or a text such as ``"2GB"`` or ``"512MiB"``: what the call may allocate. The reference is
+            searched block by block then, read ahead where it is a mapped array or of another type or layout than the
+            core takes; where even that is too much, so are the queries, with one pass for each block of them. ``None``:
+            no bound; an array is packed as a whole, which takes a quarter to all of its size again.
 
     Returns:
         ``(distances, indices)``, both ``(n, k)``, nearest first. Distances are float64 for float64 input, else
@@ -91,7 +102,8 @@ def knn(
     Raises:
         TypeError: a type that is not taken, a ``k`` that is not an integer, a ``p`` that is not a number, or a
             ``progress`` of another kind.
-        ValueError: wrong shape, dimension, ``k``, metric, ``p`` or device, or a NaN or infinity in a row.
+        ValueError: wrong shape, dimension, ``k``, metric, ``p`` or device, a NaN or infinity in a row, or a
+            ``max_memory`` that is not enough (the text says how much is).
 
     Examples:
         >>> distances, indices = knn([[0.0, 0.0]], [[0.0, 2.0], [1.0, 0.0]], k=2)
@@ -103,6 +115,23 @@ def knn(
     if num_threads is not None:
         num_threads = _arrays.as_count(num_threads, "num_threads", minimum=1)
     exclude_self = _whether_to_exclude_self(exclude_self, reference)
+    if max_memory is not None or _arrays.is_blocks(reference):
+        # Files and threads, which no other search needs.
+        from exactknn import _large
+
+        most = None if max_memory is None else _arrays.as_bytes(max_memory, "max_memory")
+        with _progress.reporting(progress) as report:
+            return _large.knn(
+                query,
+                reference,
+                count,
+                metric=metric,
+                p=p,
+                exclude_self=exclude_self,
+                num_threads=num_threads,
+                max_memory=most,
+                progress=report,
+            )
     pair = _arrays.as_pair(query, reference)
     if count is None:
         count = max(len(pair.searched) - exclude_self, 0)

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import numbers
 import operator
+import re
 import sys
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -83,6 +85,33 @@ def as_count(value: Any, name: str, *, minimum: int) -> int:
         raise TypeError(f"{name} must be an integer, got {value!r} of type {type(value).__name__}") from None
     if count < minimum:
         raise ValueError(f"{name} must be at least {minimum}, got {count}")
+    return count
+
+
+def as_bytes(value: Any, name: str) -> int:
+    """Return a number of bytes, given as an integer or as a text such as ``"2GB"``, ``"512 MiB"`` or ``"1.5 GB"``.
+
+    Raises:
+        TypeError: ``value`` is neither an integer nor a text.
+        ValueError: the text is none of these, or the number is below 1.
+    """
+    if not isinstance(value, str):
+        if isinstance(value, (float, np.floating)):
+            raise TypeError(f"{name} must be a whole number of bytes or a text such as '2GB', got {value!r}")
+        return as_count(value, name, minimum=1)
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)B\s*|\s*(\d+)\s*", value, re.ASCII | re.IGNORECASE)
+    if found is None or (found[3] and not found[2]):
+        raise ValueError(
+            f"{name} must be a number of bytes, or a text such as '2GB', '512MiB' or '1.5 GB', got {value!r}"
+        )
+    if found[4]:
+        count = int(found[4])
+    else:
+        power = " KMGT".index(found[2].upper() or " ")
+        # As a fraction: 1.1 GB are a whole number of bytes, which float64 would miss.
+        count = int(Fraction(found[1]) * (1024 if found[3] else 1000) ** power)
+    if count < 1:
+        raise ValueError(f"{name} must be at least 1 byte, got {value!r}")
     return count
 
 
@@ -179,14 +208,51 @@ def as_matrix(values: Any, name: str) -> Matrix:
         TypeError: the values are not of a floating type that the core takes, or are no array at all.
         ValueError: the array is not two-dimensional, or does not lie in CPU memory.
     """
+    array, is_bfloat16 = as_view(values, name)
+    return Matrix(np.require(array, array.dtype.newbyteorder("="), ["C", "A"]), is_bfloat16)
+
+
+def as_view(values: Any, name: str) -> tuple[npt.NDArray[Any], bool]:
+    """View ``values`` as `as_matrix` does, in whatever layout and byte order they have: never a copy of an array.
+
+    Returns:
+        The array, and whether it holds the bits of bfloat16 values.
+    """
     array, is_bfloat16 = _as_array(values, name)
     if array.ndim != 2:
         raise ValueError(f"{name} must be 2-D (rows, dimensions), got shape {tuple(array.shape)}")
-    if is_bfloat16:
-        return Matrix(np.require(array, requirements=["C", "A"]), True)
-    if array.dtype.kind != "f" or array.dtype.itemsize not in (2, 4, 8):
+    if not is_bfloat16 and (array.dtype.kind != "f" or array.dtype.itemsize not in (2, 4, 8)):
         raise TypeError(f"{name} must hold {DTYPES} values, got {array.dtype.name}")
-    return Matrix(np.require(array, array.dtype.newbyteorder("="), ["C", "A"]), False)
+    return array, is_bfloat16
+
+
+def as_values(values: Any, name: str) -> npt.NDArray[Any]:
+    """View numbers as ``as_matrix`` does, bfloat16 widened to float32. Raises what ``as_matrix`` raises."""
+    matrix = as_matrix(values, name)
+    return converted(matrix, "float32") if matrix.bfloat16 else matrix.array
+
+
+def as_array(values: Any, name: str) -> npt.NDArray[Any]:
+    """View ``values`` as an array in CPU memory, of whatever type NumPy has for them.
+
+    Raises:
+        TypeError: a masked array, or a tensor that is sparse or bfloat16.
+        ValueError: a tensor that is not in CPU memory, or rows of different lengths.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(values, torch.Tensor):
+        if values.device.type != "cpu":
+            raise ValueError(f"{name} must lie in CPU memory, got a tensor on {values.device}: copy it with .cpu()")
+        try:
+            values = values.detach().numpy()
+        except TypeError as error:
+            raise TypeError(f"{name} must be a dense tensor of a type that NumPy has, got {values.dtype}") from error
+    if isinstance(values, np.ma.MaskedArray):
+        raise TypeError(f"{name} must not be a masked array")
+    try:
+        return np.asarray(values)
+    except ValueError as error:
+        raise ValueError(f"{name} must have rows of equal length: {error}") from error
 
 
 def as_pair(query: Any, reference: Any = None) -> Pair:
@@ -198,19 +264,36 @@ def as_pair(query: Any, reference: Any = None) -> Pair:
     if reference is None:
         return Pair(left.array, None, left.bfloat16)
     right = as_matrix(reference, "reference")
-    if left.dtype_name == right.dtype_name:
-        return Pair(left.array, right.array, left.bfloat16)
-    wide = "float64" if "float64" in (left.dtype_name, right.dtype_name) else "float32"
-    return Pair(widened(left, wide), widened(right, wide), False)
+    wide = common_dtype(left.dtype_name, right.dtype_name)
+    return Pair(converted(left, wide), converted(right, wide), wide == "bfloat16")
 
 
-def widened(matrix: Matrix, dtype_name: str) -> npt.NDArray[Any]:
-    """The same values in a type that holds them: ``"float32"`` or ``"float64"``."""
+def is_blocks(values: Any) -> bool:
+    """Tell whether these are blocks of rows: an iterable without item access, or a list or tuple of matrices."""
+    if isinstance(values, (list, tuple)):
+        return bool(values) and getattr(values[0], "ndim", None) == 2
+    if hasattr(values, "__array__") or hasattr(values, "__dlpack__"):
+        return False
+    return hasattr(values, "__iter__") and not hasattr(values, "__getitem__")
+
+
+def common_dtype(left: str, right: str) -> str:
+    """Return the name of the floating type that holds the values of two such types exactly."""
+    if left == right:
+        return left
+    return "float64" if "float64" in (left, right) else "float32"
+
+
+def converted(matrix: Matrix, dtype_name: str) -> npt.NDArray[Any]:
+    """Return the values in their own or a wider floating type, exactly; their own array where the type is theirs."""
+    if matrix.dtype_name == dtype_name:
+        return matrix.array
+    dtype = np.dtype(dtype_name)
     single = matrix.array
     if matrix.bfloat16:
         # A bfloat16 is the upper half of a float32.
         single = (single.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    wide = single.astype(dtype_name, copy=False)
+    wide = single.astype(dtype, copy=False)
     if wide.dtype == np.float64 and single.dtype == np.float32:
         # The calling thread may have been told to read subnormal numbers as zero. Integers are not: such a number is
         # its 23 bits times 2**-149, and no step on the way to float64 is subnormal.
@@ -232,8 +315,8 @@ def rounded(matrix: Matrix, dtype_name: str, name: str) -> Matrix:
     if matrix.dtype_name == dtype_name:
         return matrix
     if dtype_name in HELD_BY[matrix.dtype_name]:
-        return Matrix(widened(matrix, dtype_name), False)
-    source = widened(matrix, "float32") if matrix.bfloat16 else matrix.array
+        return Matrix(converted(matrix, dtype_name), False)
+    source = converted(matrix, "float32") if matrix.bfloat16 else matrix.array
     to_type, storage = _ROUNDING[dtype_name]
     result = np.empty(source.shape, storage)
     step = max(1, _ROUNDED_ELEMENTS // max(1, source.shape[1]))

@@ -1,4 +1,4 @@
-"""Vector and label files in, result files out: the formats in which public nearest-neighbour benchmarks ship.
+"""Vector files in, result files out: the formats in which public nearest-neighbour benchmarks ship.
 
 ::
 
@@ -6,8 +6,6 @@
     Q.fvecs  Q.bvecs  Q.ivecs           (each row: d, d values)   -----------------> VectorFile -----> float array
     Q.fbin  Q.u8bin  Q.i8bin            (n, d, then all rows)      header checked,         values copied only
                                                                    file memory-mapped      where they have to be
-
-    L.npy  L.npz[:name]  L.txt  L.csv   (one label a row or line)  -- read_labels --> array of integers, floats or text
 
     (distances, indices) ----> OutputFile: a temporary file in the folder of the output ----rename----> OUT.npz
                                                                                           .ivecs .ibin .fvecs .fbin
@@ -20,7 +18,6 @@ compared with the size of the file. Every refusal is a `FileError` with a one-li
 from __future__ import annotations
 
 import contextlib
-import csv
 import io
 import lzma
 import math
@@ -32,7 +29,7 @@ import tokenize
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -43,9 +40,6 @@ import numpy.typing as npt
 
 VECTOR_SUFFIXES = (".npy", ".npz", ".fvecs", ".bvecs", ".ivecs", ".fbin", ".u8bin", ".i8bin")
 """What `open_vectors` reads."""
-
-LABEL_SUFFIXES = (".npy", ".npz", ".txt", ".csv")
-"""What `read_labels` reads."""
 
 RESULT_SUFFIXES = (".npz", ".ivecs", ".ibin")
 """What neighbours can be written to."""
@@ -75,11 +69,11 @@ _LINES = 1 << 15
 _INT32_MAX = 2**31 - 1
 # Every integer up to here is a float32 number; above, only some are.
 _FLOAT32_INTEGERS = 2**24
-_INT32_RESULTS = (".ivecs", ".ibin")
+_INT32_RESULTS = (".ivecs", ".ibin", ".bin")
 
 Array = npt.NDArray[Any]
 # Refuses the shape and the type of an array, named by its path, before its values are read.
-_Check = Callable[[tuple[int, ...], np.dtype[Any], str], None]
+Check = Callable[[tuple[int, ...], np.dtype[Any], str], None]
 
 
 class FileError(ValueError):
@@ -96,6 +90,8 @@ class VectorFile:
         rows: number of vectors, at least 0.
         dimension: values of a vector, at least 1.
         dtype: type in which the values are searched, each of them exactly: float16, float32 or float64.
+        raw: the rows as they lie in the file: a matrix, or records of a row's dimension and its values.
+        offset: where the first row begins in the file, if the others follow it one behind the other, else None.
     """
 
     path: str
@@ -103,8 +99,13 @@ class VectorFile:
     rows: int
     dimension: int
     dtype: np.dtype[Any]
-    _values: Array
-    _row_dimensions: Array | None = None
+    raw: Array
+    offset: int | None = None
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether the rows lie in a mapped file; those of an archive had to be read."""
+        return self.source.suffix.lower() != ".npz"
 
     def load(self) -> Array:
         """Return the vectors, shape (rows, dimension), of dtype `dtype` up to its byte order.
@@ -116,19 +117,28 @@ class VectorFile:
             FileError: a row of an ``.fvecs``, ``.bvecs`` or ``.ivecs`` file names another dimension than the first, or
                 one of an ``.ivecs`` file holds a value beyond 2**24.
         """
-        if self._row_dimensions is None:
-            return self._values if self._values.dtype.kind == "f" else self._values.astype(self.dtype)
+        if self.raw.dtype.kind == "f":
+            return self.raw
         vectors = np.empty((self.rows, self.dimension), dtype=self.dtype)
-        for start, stop in _blocks(self.rows, self._values.itemsize * self.dimension):
-            self._check_row_dimensions(start, stop)
-            self._check_exact(start, stop)
-            vectors[start:stop] = self._values[start:stop]
+        for start, stop in _blocks(self.rows, self.raw.nbytes // max(1, self.rows)):
+            vectors[start:stop] = self.values_of(self.raw[start:stop], start)
         return vectors
 
-    def _check_exact(self, start: int, stop: int) -> None:
-        if self._values.dtype.itemsize < 4 or self._values.dtype.kind == "f":
+    def values_of(self, raw: Array, start: int) -> Array:
+        """Return the values of rows as they lie in the file, the first of which is row ``start``.
+
+        Raises:
+            FileError: as `load`.
+        """
+        if raw.dtype.names is None:
+            return raw
+        self._check_row_dimensions(raw["dimension"], start)
+        self._check_exact(raw["values"], start)
+        return raw["values"]
+
+    def _check_exact(self, values: Array, start: int) -> None:
+        if values.dtype.itemsize < 4 or values.dtype.kind == "f":
             return
-        values = self._values[start:stop]
         wrong = np.argwhere((values > _FLOAT32_INTEGERS) | (values < -_FLOAT32_INTEGERS))
         if wrong.size:
             row, column = (int(i) for i in wrong[0])
@@ -137,27 +147,27 @@ class VectorFile:
                 f"wanted integers within 2**24 (are these ids?)"
             )
 
-    def _check_row_dimensions(self, start: int, stop: int) -> None:
-        assert self._row_dimensions is not None
-        wrong = np.flatnonzero(self._row_dimensions[start:stop] != self.dimension)
+    def _check_row_dimensions(self, dimensions: Array, start: int) -> None:
+        wrong = np.flatnonzero(dimensions != self.dimension)
         if wrong.size:
-            row = start + int(wrong[0])
+            row = int(wrong[0])
             raise FileError(
-                f"{self.path}: row {row} says it has {self._row_dimensions[row]} values, row 0 says {self.dimension}; "
+                f"{self.path}: row {start + row} says it has {dimensions[row]} values, row 0 says {self.dimension}; "
                 "all rows must have the same dimension"
             )
 
 
-def open_vectors(path: str) -> VectorFile:
+def open_vectors(path: str, most_bytes: float = math.inf) -> VectorFile:
     """Open a file of vectors, check its header against its size and map it into memory.
 
     Args:
         path: a file with one of `VECTOR_SUFFIXES`. ``file.npz:name`` chooses an array of an ``.npz`` with several.
+        most_bytes: the largest array of an ``.npz``, which is read and not mapped, that is taken.
 
     Raises:
-        FileError: the file is missing, empty, cut short, of an unknown kind, or holds no vectors.
+        FileError: the file is missing, empty, cut short, of an unknown kind, holds no vectors, or too many of them.
     """
-    name, array_name = _split_array_name(path)
+    name, array_name = split_array_name(path)
     source = Path(name)
     suffix = source.suffix.lower()
     if suffix == ".ibin":
@@ -165,14 +175,17 @@ def open_vectors(path: str) -> VectorFile:
     if suffix not in VECTOR_SUFFIXES:
         raise FileError(f"{path}: unknown suffix {suffix!r}; wanted one of {', '.join(VECTOR_SUFFIXES)}")
     try:
-        size = _size(source, path)
+        size = size_of(source, path)
         if suffix in (".npy", ".npz"):
             if suffix == ".npy":
-                values = _npy_array(source, path, size, _check_matrix)
+                values = map_npy_array(source, path, size, _check_matrix)
+                # Its length is what the header says, so the array ends where the file does.
+                offset = size - values.nbytes if values.flags.c_contiguous else None
             else:
-                values = _npz_array(source, path, array_name, _check_matrix)
+                values = read_npz_array(source, path, array_name, _matrix_up_to(most_bytes))
+                offset = None
             rows, dimension = values.shape
-            return VectorFile(path, source, rows, dimension, _vector_dtype(values.dtype, path), values)
+            return VectorFile(path, source, rows, dimension, _vector_dtype(values.dtype, path), values, offset)
         if suffix in _VECS_VALUES:
             return _open_vecs(source, path, size, _VECS_VALUES[suffix])
         return _open_bin(source, path, size, suffix)
@@ -180,59 +193,12 @@ def open_vectors(path: str) -> VectorFile:
         raise FileError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
-def read_labels(path: str) -> Array:
-    """Read the class of each row.
-
-    Args:
-        path: a file with one of `LABEL_SUFFIXES`. ``.npy`` and ``.npz`` hold one 1-D array of integers, booleans,
-            floats or text; ``file.npz:name`` chooses an array of an archive with several. ``.txt`` and ``.csv`` hold
-            UTF-8 text, one label a line; in a ``.csv`` file a label may stand in quotes.
-
-    Returns:
-        ``(n,)``, of the type in the file; the lines of a text file as text, each exactly as it stands there.
-
-    Raises:
-        FileError: the file is missing, empty, cut short, of an unknown kind, or holds something else than labels.
-    """
-    name, array_name = _split_array_name(path)
-    source = Path(name)
-    suffix = source.suffix.lower()
-    if suffix not in LABEL_SUFFIXES:
-        raise FileError(f"{path}: unknown suffix {suffix!r} for labels; wanted one of {', '.join(LABEL_SUFFIXES)}")
-    try:
-        size = _size(source, path)
-        if suffix == ".npy":
-            labels = np.array(_npy_array(source, path, size, _check_labels))
-        elif suffix == ".npz":
-            labels = _npz_array(source, path, array_name, _check_labels)
-        else:
-            labels = _labels_of_lines(source, path, _fields if suffix == ".csv" else _lines)
-    except OSError as error:
-        raise FileError(f"{path}: cannot be read: {error.strerror or error}") from error
-    if labels.dtype.kind == "f" and np.isnan(labels).any():
-        row = int(np.flatnonzero(np.isnan(labels))[0])
-        raise FileError(f"{path}: the label of row {row} is NaN, which equals no label, not even itself")
-    if labels.dtype.kind == "U":
-        _check_characters(labels, path)
-    return labels
-
-
-def _check_characters(labels: Array, path: str) -> None:
-    """Refuse text of a NumPy file that no text file could hold, and that cannot be written again."""
-    codes = np.ascontiguousarray(labels, dtype=labels.dtype.newbyteorder("=")).view(np.uint32)
-    bad = ((codes >= 0xD800) & (codes <= 0xDFFF)) | (codes > 0x10FFFF)
-    if bad.any():
-        first = int(np.flatnonzero(bad)[0])
-        row = first // (len(codes) // len(labels))
-        raise FileError(f"{path}: the label of row {row} holds {codes[first]:#x}, which is no character")
-
-
 def source_of(path: str) -> Path:
     """Return the file of ``path``, which may choose an array of it by ``file.npz:name``."""
-    return Path(_split_array_name(path)[0])
+    return Path(split_array_name(path)[0])
 
 
-def _split_array_name(path: str) -> tuple[str, str | None]:
+def split_array_name(path: str) -> tuple[str, str | None]:
     """Take ``file.npz:name`` apart; a file that really has a colon in its name wins."""
     at = path.lower().rfind(".npz:")
     if at < 0 or os.path.exists(path):
@@ -240,7 +206,7 @@ def _split_array_name(path: str) -> tuple[str, str | None]:
     return path[: at + 4], path[at + 5 :]
 
 
-def _size(source: Path, path: str) -> int:
+def size_of(source: Path, path: str) -> int:
     try:
         status = source.stat()
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -262,7 +228,7 @@ def _map(source: Path, dtype: np.dtype[Any], offset: int, shape: tuple[int, ...]
     try:
         mapped: Array = np.memmap(source, dtype=dtype, mode="r", offset=offset, shape=shape, order=order)  # type: ignore[call-overload]
     except ValueError as error:  # it has become shorter since its size was read
-        raise FileError(f"{source}: cannot be mapped into memory: {_one_line(error)}") from error
+        raise FileError(f"{source}: cannot be mapped into memory: {one_line(error)}") from error
     return np.asarray(mapped)
 
 
@@ -274,7 +240,7 @@ def _blocks(rows: int, row_bytes: int) -> list[tuple[int, int]]:
 # --- NumPy ---------------------------------------------------------------------------------------------------------
 
 
-def _npy_array(source: Path, path: str, size: int, check: _Check) -> Array:
+def map_npy_array(source: Path, path: str, size: int, check: Check) -> Array:
     """Map the array of a file once ``check`` has not refused its shape and type."""
     with source.open("rb") as stream:
         head = stream.read(_NPY_HEADER_BYTES)
@@ -284,8 +250,19 @@ def _npy_array(source: Path, path: str, size: int, check: _Check) -> Array:
     return _map(source, dtype, offset, shape, "F" if fortran else "C")
 
 
-def _npz_array(source: Path, path: str, array_name: str | None, check: _Check) -> Array:
-    """Read one array of an archive; its members may be compressed, so they are read and not mapped."""
+def read_npz_array(source: Path, path: str, array_name: str | None, check: Check) -> Array:
+    """Read one array of an archive; its members may be compressed, so they are read and not mapped.
+
+    Args:
+        source: the file.
+        path: what the messages call it.
+        array_name: which array; None: the only one.
+        check: refuses the shape and the type of the array, given with ``path``, before its values are read.
+
+    Raises:
+        FileError: the archive or the array cannot be read.
+        OSError: nor can the file.
+    """
     try:
         with zipfile.ZipFile(source) as archive:
             member = _choose_member(archive, path, array_name)
@@ -298,7 +275,7 @@ def _npz_array(source: Path, path: str, array_name: str | None, check: _Check) -
     except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, RuntimeError, ValueError) as error:
         if isinstance(error, zipfile.BadZipFile) and not zipfile.is_zipfile(source):
             raise FileError(f"{path}: not a zip archive, so not an .npz file (or it is cut short)") from error
-        raise FileError(f"{path}: the archive cannot be read: {_one_line(error)}") from error
+        raise FileError(f"{path}: the archive cannot be read: {one_line(error)}") from error
 
 
 def _choose_member(archive: zipfile.ZipFile, path: str, array_name: str | None) -> zipfile.ZipInfo:
@@ -316,7 +293,7 @@ def _choose_member(archive: zipfile.ZipFile, path: str, array_name: str | None) 
     return next(iter(members.values()))
 
 
-def _read_npz_member(stream: IO[bytes], path: str, member: zipfile.ZipInfo, check: _Check) -> Array:
+def _read_npz_member(stream: IO[bytes], path: str, member: zipfile.ZipInfo, check: Check) -> Array:
     head = stream.read(_NPY_HEADER_BYTES)
     shape, fortran, dtype, offset = _npy_header(head, path)
     check(shape, dtype, path)
@@ -346,9 +323,9 @@ def _npy_header(head: bytes, path: str) -> tuple[tuple[int, ...], bool, np.dtype
         raise
     # A damaged header goes through NumPy's literal_eval and tokenizer, which have all of these to say about it.
     except (ValueError, SyntaxError, TypeError, KeyError, IndexError, OverflowError) as error:
-        raise FileError(f"{path}: the .npy header cannot be read: {_one_line(error)}") from error
+        raise FileError(f"{path}: the .npy header cannot be read: {one_line(error)}") from error
     except (tokenize.TokenError, RecursionError, MemoryError, AttributeError) as error:
-        raise FileError(f"{path}: the .npy header cannot be read: {_one_line(error)}") from error
+        raise FileError(f"{path}: the .npy header cannot be read: {one_line(error)}") from error
     return shape, fortran, dtype, stream.tell()
 
 
@@ -372,57 +349,27 @@ def _check_matrix(shape: tuple[int, ...], dtype: np.dtype[Any], path: str) -> No
     _vector_dtype(dtype, path)
     if len(shape) != 2:
         raise FileError(f"{path}: a {len(shape)}-D array of shape {shape}; wanted 2-D, one row per vector")
-    _check_possible(shape, path)
+    check_possible(shape, path)
     if shape[1] == 0:
         raise FileError(f"{path}: the vectors have dimension 0 (shape {shape})")
 
 
-def _check_possible(shape: tuple[int, ...], path: str) -> None:
+def _matrix_up_to(most_bytes: float) -> Check:
+    def check(shape: tuple[int, ...], dtype: np.dtype[Any], path: str) -> None:
+        _check_matrix(shape, dtype, path)
+        size = math.prod(shape) * dtype.itemsize
+        if size > most_bytes:
+            raise FileError(
+                f"{path}: an array of an .npz file is read whole, and this one takes {size} bytes, more than allowed; "
+                "a .npy file is read in blocks"
+            )
+
+    return check
+
+
+def check_possible(shape: tuple[int, ...], path: str) -> None:
     if min(shape) < 0:
         raise FileError(f"{path}: the header gives the shape {shape}, which is not possible")
-
-
-def _check_labels(shape: tuple[int, ...], dtype: np.dtype[Any], path: str) -> None:
-    if dtype.hasobject:
-        raise FileError(f"{path}: an array of Python objects, which is never unpickled; wanted numbers or text")
-    if dtype.kind not in "biufU" or dtype.itemsize == 0:
-        raise FileError(f"{path}: holds {dtype.name} values; wanted labels: integers, booleans, floats or text")
-    if len(shape) != 1:
-        raise FileError(f"{path}: a {len(shape)}-D array of shape {shape}; wanted 1-D, one label per row")
-    _check_possible(shape, path)
-
-
-# --- text ----------------------------------------------------------------------------------------------------------
-
-
-def _labels_of_lines(source: Path, path: str, split: Callable[[IO[str], str], Iterator[str]]) -> Array:
-    try:
-        with source.open(encoding="utf-8-sig", newline=None if split is _lines else "") as stream:
-            labels = list(split(stream, path))
-    except UnicodeDecodeError as error:
-        raise FileError(f"{path}: is not UTF-8 text: byte {error.object[error.start]:#04x}") from error
-    for i, label in enumerate(labels):
-        # NumPy's text ends before its last null characters, so two labels could become one.
-        if not label or "\0" in label:
-            raise FileError(
-                f"{path}: label {i + 1} {'holds a null character' if label else 'is empty'}; wanted one label a line"
-            )
-    return np.array(labels, dtype=np.str_)
-
-
-def _lines(stream: IO[str], path: str) -> Iterator[str]:
-    return (line.removesuffix("\n") for line in stream)
-
-
-def _fields(stream: IO[str], path: str) -> Iterator[str]:
-    reader = csv.reader(stream, strict=True)
-    try:
-        for fields in reader:
-            if len(fields) > 1:
-                raise FileError(f"{path}: line {reader.line_num} has {len(fields)} fields; wanted one label a line")
-            yield fields[0] if fields else ""
-    except csv.Error as error:
-        raise FileError(f"{path}: line {reader.line_num}: {_one_line(error)}") from error
 
 
 # --- benchmark formats ---------------------------------------------------------------------------------------------
@@ -439,13 +386,11 @@ def _open_vecs(source: Path, path: str, size: int, values: np.dtype[Any]) -> Vec
     record = np.dtype([("dimension", "<i4"), ("values", values, (dimension,))])
     rows, rest = divmod(size, record.itemsize)
     records = _map(source, record, 0, (rows,))
-    vectors = VectorFile(
-        path, source, rows, dimension, np.dtype(np.float32), records["values"], _row_dimensions=records["dimension"]
-    )
+    vectors = VectorFile(path, source, rows, dimension, np.dtype(np.float32), records, 0)
     if rest:
         # Either a row of another dimension stands before the end, or the last row is incomplete.
         for start, stop in _blocks(rows, record.itemsize):
-            vectors._check_row_dimensions(start, stop)
+            vectors._check_row_dimensions(records["dimension"][start:stop], start)
         raise FileError(
             f"{path}: row {rows} is cut short: it has {rest} bytes, a row of {dimension} values has {record.itemsize}"
         )
@@ -469,7 +414,7 @@ def _open_bin(source: Path, path: str, size: int, suffix: str) -> VectorFile:
     wanted = rows * dimension * values.itemsize
     _check_length(path, size - 8, wanted, f"{rows} rows of {dimension} {values.name} values", hint)
     result_dtype = np.dtype(np.float32)
-    return VectorFile(path, source, rows, dimension, result_dtype, _map(source, values, 8, (rows, dimension)))
+    return VectorFile(path, source, rows, dimension, result_dtype, _map(source, values, 8, (rows, dimension)), 8)
 
 
 def _check_dimension(dimension: int, source: Path, path: str) -> None:
@@ -581,7 +526,7 @@ def check_indices_fit(reference_rows: int, path: str, suffix: str) -> None:
     """Refuse a format of 32-bit ids when row numbers of the reference may not fit.
 
     Raises:
-        FileError: `suffix` is ``.ivecs`` or ``.ibin`` and `reference_rows` is above 2**31.
+        FileError: `suffix` is ``.ivecs``, ``.ibin`` or ``.bin`` and `reference_rows` is above 2**31.
     """
     if suffix in _INT32_RESULTS and reference_rows - 1 > _INT32_MAX:
         raise FileError(
@@ -631,6 +576,23 @@ def write_matrix(stream: IO[bytes], suffix: str, matrix: Array) -> None:
         stream.write(block.tobytes())
 
 
+def write_truth(stream: IO[bytes], distances: Array, indices: Array) -> None:
+    """Write a ground truth as ``.bin``: what ``.ibin`` holds, then the distances (float32).
+
+    Args:
+        stream: binary, writable, at its beginning.
+        distances: shape (n, k), float32.
+        indices: shape (n, k), int64.
+
+    Raises:
+        ValueError: a value does not fit the type of the format.
+    """
+    _check_fits(distances, np.dtype("<f4"), ".bin")
+    write_matrix(stream, ".ibin", indices)
+    for start, stop in _blocks(len(distances), distances.shape[1] * 4):
+        stream.write(distances[start:stop].astype("<f4").tobytes())
+
+
 class Pairs(NamedTuple):
     """Matching pairs, one entry of each array a pair."""
 
@@ -677,5 +639,5 @@ def _check_fits(matrix: Array, value: np.dtype[Any], suffix: str) -> None:
         raise ValueError(f"the index {int(np.abs(matrix).max())} does not fit the int32 of {suffix}")
 
 
-def _one_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__

@@ -131,7 +131,7 @@ class Index:
         stop = None if stop is None else _arrays.as_count(stop, "stop", minimum=0)
         native = self._there("copy")
         copied = _arrays.Matrix(native.copy(start, stop), native.dtype == "bfloat16")
-        return _arrays.widened(copied, "float32") if copied.bfloat16 else copied.array
+        return _arrays.converted(copied, "float32") if copied.bfloat16 else copied.array
 
     # --- rows come and go ------------------------------------------------------------------------------------------
 
@@ -438,4 +438,4 @@ class Index:
                 f"query must be {wide} or half precision for an index of {native.dtype} rows, got {matrix.dtype_name}: "
                 f"pass numpy.asarray(query, {wide!r}), or make the index with dtype='float64'"
             )
-        return native, _arrays.widened(matrix, wide)
+        return native, _arrays.converted(matrix, wide)

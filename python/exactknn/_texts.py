@@ -37,8 +37,40 @@ examples:
   # neighbours of each row among the other rows
   exactknn search --query embeddings.npy -k 10 --metric cosine --output neighbours.npz
 
+  # a reference that does not fit into memory; after Ctrl-C the same command goes on
+  exactknn search --query query.fbin --reference base.fbin -k 100 --max-memory 2GB --resume search.state \\
+      --output truth.ivecs
+
   # read the result
   python -c "import numpy; print(numpy.load('neighbours.npz')['indices'])"
+"""
+
+GROUNDTRUTH_DESCRIPTION = """\
+Write the true neighbours of every query in a format that benchmarks of approximate indexes read.
+
+The ground truth is written to
+  .ivecs, .ibin        ids alone, int32 (TEXMEX; cuVS)
+  .bin                 uint32 queries, uint32 k, then all ids, int32, then all distances, float32 (big-ann-benchmarks,
+                       whose own files hold squared Euclidean distances or inner products)
+  .hdf5, .h5           train (the base), test (the queries), neighbors and distances, attribute distance: euclidean, or
+                       angular for --metric cosine (ann-benchmarks; not squared, 1 - similarity). Needs h5py
+  .npz                 distances and indices
+
+"""
+
+GROUNDTRUTH_EPILOG = """\
+examples:
+  # ids and squared distances for big-ann-benchmarks
+  exactknn groundtruth --base base.u8bin --query query.u8bin -k 100 --output truth.bin
+
+  # ids as TEXMEX ships them, and their distances
+  exactknn groundtruth --base base.fvecs --query query.fvecs --output truth.ivecs --distances truth.fvecs
+
+  # among more vectors than fit into memory; after an interrupt the same command goes on
+  exactknn groundtruth --base base.fbin --query query.fbin --output truth.bin --max-memory 8GB --resume truth.state
+
+  # a data set for ann-benchmarks
+  exactknn groundtruth --base base.npy --query query.npy --metric cosine --output mine-angular.hdf5
 """
 
 EVALUATE_DESCRIPTION = """\

@@ -1,10 +1,10 @@
-"""The command line: ``exactknn search``, ``exactknn evaluate``, ``exactknn match`` and ``exactknn info``.
+"""The command line: ``exactknn search``, ``groundtruth``, ``evaluate``, ``match`` and ``info``.
 
 ::
 
-    argv --> arguments --> headers of the files --> outputs staged --> vectors loaded --> _core.knn, --> outputs renamed
-             (argparse)    (_files)                 (_files)           (_files)           _evaluate,     into place
-                 |             |                        |                                 _match
+    argv --> arguments --> headers of the files --> outputs staged --> search, scores, pairs --> outputs renamed
+             (argparse)    (_command)               (_command)         (_cli_search, _evaluate,  into place
+                 |             |                        |               _match)
                  +-------------+------------------------+---- one line on stderr, exit code --+
 
 Whatever can be refused is refused before the search starts. NumPy and the extension module are imported where they
@@ -15,39 +15,36 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
 import math
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from exactknn import _METRICS, _texts
+from exactknn import _METRICS, _groundtruth, _texts
+from exactknn._command import (
+    EXIT_BROKEN_PIPE,
+    EXIT_FAILURE,
+    CommandError,
+    check_dimensions,
+    check_exponent,
+    common_dtype,
+    complain,
+    input_paths,
+    open_inputs,
+    put_in_place,
+    say,
+    searching,
+    stage,
+)
 
 if TYPE_CHECKING:
     import numpy as np
 
     from exactknn._evaluate import Evaluation, Task
     from exactknn._files import OutputFile, VectorFile
-    from exactknn._progress import Report
-
-EXIT_FAILURE = 1
-"""Nothing wrong with what was asked, but it could not be done: no memory, a full disk, a bug."""
-EXIT_REFUSED = 2
-"""The arguments or one of the files cannot be used."""
-EXIT_BROKEN_PIPE = 128 + 13
-"""Nobody reads the output any more; the code a shell reports for SIGPIPE."""
-
-
-class CommandError(Exception):
-    """The command cannot go on; the text is the line to print."""
-
-    def __init__(self, message: str, exit_code: int = EXIT_REFUSED) -> None:
-        """Keep the text on one line, whatever it was made of."""
-        super().__init__(" ".join(message.split()))
-        self.exit_code = exit_code
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -64,10 +61,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 sys.stdout.flush()
             return code
     except CommandError as error:
-        _complain(f"error: {error}")
+        complain(f"error: {error}")
         return error.exit_code
-    except KeyboardInterrupt:
-        _complain("terminated" if stop.terminated else "interrupted")
+    except KeyboardInterrupt as interrupt:
+        complain(f"{'terminated' if stop.terminated else 'interrupted'}{interrupt}")
         return 128 + (signal.SIGTERM if stop.terminated else signal.SIGINT)
     except BrokenPipeError:
         # The interpreter flushes stdout once more at exit; let that go nowhere rather than complain.
@@ -75,11 +72,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
     except MemoryError as error:
-        _complain(f"error: not enough memory: {error}" if str(error) else "error: not enough memory")
+        complain(f"error: not enough memory: {error}" if str(error) else "error: not enough memory")
         return EXIT_FAILURE
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        _complain(f"error: {where}{error.strerror or error}")
+        complain(f"error: {where}{error.strerror or error}")
         return EXIT_FAILURE
 
 
@@ -118,7 +115,7 @@ def _run(argv: Sequence[str] | None) -> int:
         print(f"exactknn {__version__}")
         return 0
     if arguments.command is None:
-        parser.error("a command is wanted: search, evaluate, match or info")
+        parser.error("a command is wanted: search, groundtruth, evaluate, match or info")
     command: Callable[[argparse.Namespace], int] = arguments.run
     return command(arguments)
 
@@ -140,21 +137,6 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _say(message: str) -> None:
-    """Print a line with a path in it, which stdout may be unable to encode."""
-    try:
-        print(message)
-    except UnicodeEncodeError:
-        print(message.encode("ascii", "backslashreplace").decode())
-
-
-def _complain(message: str) -> None:
-    if sys.stderr is None:  # closed by the caller; print would fall back to stdout
-        return
-    with contextlib.suppress(OSError):
-        print(f"exactknn: {message}", file=sys.stderr, flush=True)
 
 
 # --- arguments -----------------------------------------------------------------------------------------------------
@@ -194,7 +176,10 @@ def _parser() -> argparse.ArgumentParser:
         help=".npz (arrays distances and indices), or .ivecs or .ibin (indices alone, int32)",
     )
     search.add_argument("--distances", metavar="OUT2", help="write the distances here too: .fbin or .fvecs (float32)")
+    _add_memory(search)
     _add_running(search)
+
+    _groundtruth.add_command(commands)
 
     evaluate = commands.add_parser(
         "evaluate",
@@ -302,6 +287,22 @@ def _add_metric(command: argparse.ArgumentParser, name: str) -> None:
     )
 
 
+def _add_memory(command: argparse.ArgumentParser) -> None:
+    """Add how to search among more vectors than fit into memory."""
+    command.add_argument(
+        "--max-memory",
+        type=_bytes,
+        metavar="SIZE",
+        help="read the reference in blocks, so that the search takes no more than this, such as 2GB or 512MiB",
+    )
+    command.add_argument(
+        "--resume",
+        metavar="FILE",
+        help="keep the state of the search here now and then and at an interrupt, go on from it when it is there, and "
+        "remove it at the end",
+    )
+
+
 def _add_running(command: argparse.ArgumentParser) -> None:
     command.add_argument("--threads", type=_positive, metavar="N", help="threads to use (default: the cores available)")
     command.add_argument(
@@ -340,6 +341,17 @@ def _positive(text: str) -> int:
     return number
 
 
+def _bytes(text: str) -> int:
+    from exactknn import _arrays
+
+    try:
+        return _arrays.as_bytes(text, "it")
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"wanted a size of at least one byte such as 2GB, 512MiB or 1500000000, got {text!r}"
+        ) from None
+
+
 def _exponent(text: str) -> float:
     try:
         number = float(text)
@@ -350,159 +362,10 @@ def _exponent(text: str) -> float:
     return number
 
 
-# --- search --------------------------------------------------------------------------------------------------------
-
-
 def _search(arguments: argparse.Namespace) -> int:
-    from exactknn import _files
+    from exactknn import _cli_search
 
-    try:
-        query, reference = _open_inputs(arguments)
-        _check_count(query, reference, arguments)
-        with contextlib.ExitStack() as stack:
-            outputs = _open_outputs(query, reference, arguments, stack)
-            distances, indices = _neighbours(query, reference, arguments)
-            neighbours, *others = outputs
-            suffix = os.path.splitext(neighbours.path)[1].lower()
-            _files.write_neighbours(neighbours.stream, suffix, distances, indices)
-            for output in others:
-                _files.write_matrix(output.stream, os.path.splitext(output.path)[1].lower(), distances)
-            _put_in_place(outputs)
-    except _files.FileError as error:
-        raise CommandError(str(error)) from error
-    rows, columns = indices.shape
-    for output in outputs:
-        _say(f"wrote {output.path}: {rows} queries, {columns} neighbours each")
-    return 0
-
-
-def _check_exponent(arguments: argparse.Namespace, option: str, metric: str) -> None:
-    if arguments.p is not None and metric != "minkowski":
-        raise CommandError(f"--p is for {option} minkowski only, got {option} {metric}")
-
-
-def _open_inputs(arguments: argparse.Namespace) -> tuple[VectorFile, VectorFile | None]:
-    """Open the vectors and refuse what the headers show to be impossible, in the words of the command line."""
-    from exactknn import _files
-
-    _check_exponent(arguments, "--metric", arguments.metric)
-    query = _files.open_vectors(arguments.query)
-    reference = None if arguments.reference is None else _files.open_vectors(arguments.reference)
-    source = reference or query
-    _check_dimensions(query, source, "--query")
-    if arguments.exclude_self and query.rows > source.rows:
-        raise CommandError(
-            f"--exclude-self: the queries must be the first rows of the reference, but --query {query.path} has "
-            f"{query.rows} rows and --reference {source.path} has {source.rows}"
-        )
-    return query, reference
-
-
-def _check_count(query: VectorFile, reference: VectorFile | None, arguments: argparse.Namespace) -> None:
-    """Refuse a ``-k`` that is too large for the files."""
-    source = reference or query
-    exclude_self = reference is None or arguments.exclude_self
-    most = source.rows - 1 if exclude_self else source.rows
-    if arguments.k > most:
-        without = ", of which a query may return all but itself" if exclude_self else ""
-        raise CommandError(f"-k {arguments.k} is too large: {source.path} has {source.rows} rows{without}")
-
-
-def _check_dimensions(query: VectorFile, reference: VectorFile, option: str) -> None:
-    if query.dimension != reference.dimension:
-        raise CommandError(
-            f"{option} {query.path} has dimension {query.dimension}, --reference {reference.path} has "
-            f"{reference.dimension}; they must be equal"
-        )
-
-
-def _open_outputs(
-    query: VectorFile, reference: VectorFile | None, arguments: argparse.Namespace, stack: contextlib.ExitStack
-) -> list[OutputFile]:
-    """Check where the results go and stage the files there, so that no search is made in vain."""
-    import numpy as np
-
-    from exactknn import _files
-
-    suffix = _files.check_output_suffix(arguments.output, _files.RESULT_SUFFIXES, "--output")
-    paths = {"--output": arguments.output}
-    _files.check_indices_fit((reference or query).rows, arguments.output, suffix)
-    if arguments.distances is not None:
-        kind = _files.check_output_suffix(arguments.distances, _files.DISTANCE_SUFFIXES, "--distances")
-        if _common_dtype(query, reference) == np.float64:
-            raise CommandError(
-                f"--distances {arguments.distances}: float64 vectors have float64 distances, which {kind} cannot hold; "
-                "write them to an .npz with --output"
-            )
-        paths["--distances"] = arguments.distances
-    return _staged(paths, _paths(query, reference), stack)
-
-
-def _paths(query: VectorFile, reference: VectorFile | None) -> list[str]:
-    return [vectors.path for vectors in (query, reference) if vectors is not None]
-
-
-def _staged(paths: Mapping[str, str], inputs: Sequence[str], stack: contextlib.ExitStack) -> list[OutputFile]:
-    """Stage the files of these options, none of them in the place of an input or of another."""
-    from exactknn import _files
-
-    for (first, path), (second, other) in itertools.combinations(paths.items(), 2):
-        if _files.same_file(path, other):
-            raise CommandError(f"{first} and {second} are one file: {other}")
-    for path in paths.values():
-        for source in inputs:
-            if _files.same_file(path, _files.source_of(source)):
-                raise CommandError(f"{path}: the output would replace the input {source}")
-    return [stack.enter_context(_files.OutputFile(path)) for path in paths.values()]
-
-
-def _put_in_place(outputs: Sequence[OutputFile]) -> None:
-    # All are complete before the first gets its name.
-    for output in outputs:
-        output.finish()
-    for output in outputs:
-        output.commit()
-
-
-def _common_dtype(query: VectorFile, reference: VectorFile | None) -> Any:
-    """Return the type that holds the values of both files exactly, as `_arrays.as_pair` chooses it."""
-    import numpy as np
-
-    return query.dtype if reference is None else np.promote_types(query.dtype, reference.dtype)
-
-
-def _neighbours(query: VectorFile, reference: VectorFile | None, arguments: argparse.Namespace) -> tuple[Any, Any]:
-    from exactknn import _arrays, _core
-
-    pair = _arrays.as_pair(query.load(), None if reference is None else reference.load())
-    with _searching(arguments) as progress:
-        return _core.knn(
-            pair.query,
-            pair.reference,
-            arguments.k,
-            arguments.metric,
-            exclude_self=reference is None or arguments.exclude_self,
-            num_threads=arguments.threads,
-            progress=progress,
-            p=arguments.p,
-        )
-
-
-@contextlib.contextmanager
-def _searching(arguments: argparse.Namespace) -> Iterator[Report | None]:
-    """Show progress where it is wanted, and put what the core refuses into the words of the command line."""
-    from exactknn import _progress
-
-    shown = arguments.progress
-    if shown is None:
-        shown = sys.stderr is not None and sys.stderr.isatty()
-    with _progress.reporting(bool(shown)) as progress:
-        try:
-            yield progress
-        except (ValueError, TypeError) as error:
-            raise CommandError(str(error)) from error
-        except RuntimeError as error:
-            raise CommandError(f"this is a bug in exactknn, please report it: {error}", EXIT_FAILURE) from error
+    return _cli_search.run(arguments)
 
 
 # --- evaluate ------------------------------------------------------------------------------------------------------
@@ -512,7 +375,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     from exactknn import _evaluate as evaluation
     from exactknn import _files, _report, _retrieval
 
-    _check_exponent(arguments, "--distance", arguments.distance)
+    check_exponent(arguments, "--distance", arguments.distance)
     if (arguments.reference is None) != (arguments.reference_labels is None):
         raise CommandError("--reference and --reference-labels go together, got only one of them")
     metrics = list(dict.fromkeys(arguments.metrics or _retrieval.BUILT_IN))
@@ -524,7 +387,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         with contextlib.ExitStack() as stack:
             per_class, report = _open_reports(arguments, stack)
             task = _task(arguments)
-            with _searching(arguments) as progress:
+            with searching(arguments) as progress:
                 scores = evaluation.evaluate(
                     task,
                     metrics,
@@ -539,14 +402,14 @@ def _evaluate(arguments: argparse.Namespace) -> int:
                 names = {name: getattr(arguments, name) for name in _EVALUATED_FILES if getattr(arguments, name)}
                 report.stream.write(_report.page(task, scores, names).encode())
             outputs = [output for output in (per_class, report) if output is not None]
-            _put_in_place(outputs)
+            put_in_place(outputs)
     except _files.FileError as error:
         raise CommandError(str(error)) from error
     _warn_of_gaps(arguments, scores)
     print(_report.as_json(task, scores) if arguments.json else _report.as_table(task, scores))
     if not arguments.json:
         for output in outputs:
-            _say(f"wrote {output.path}")
+            say(f"wrote {output.path}")
     return 0
 
 
@@ -562,7 +425,7 @@ def _open_reports(arguments: argparse.Namespace, stack: contextlib.ExitStack) ->
     for option, path in paths.items():
         _files.check_output_suffix(path, wanted[option][1], option)
     inputs = [path for name in _EVALUATED_FILES if (path := getattr(arguments, name)) is not None]
-    staged = dict(zip(paths, _staged(paths, inputs, stack), strict=True))
+    staged = dict(zip(paths, stage(paths, inputs, stack), strict=True))
     return tuple(staged.get(option) for option in wanted)
 
 
@@ -574,7 +437,7 @@ def _task(arguments: argparse.Namespace) -> Task:
     reference = None if arguments.reference is None else _files.open_vectors(arguments.reference)
     if query.rows == 0:
         raise CommandError(f"--embeddings {query.path} has no rows; wanted at least one query")
-    _check_dimensions(query, reference or query, "--embeddings")
+    check_dimensions(query, reference or query, "--embeddings")
     labels = _labels(arguments.labels, "--labels", query)
     reference_labels = None
     if reference is not None:
@@ -592,9 +455,9 @@ def _task(arguments: argparse.Namespace) -> Task:
 
 
 def _labels(path: str, option: str, vectors: VectorFile) -> Any:
-    from exactknn import _files
+    from exactknn import _labels
 
-    labels = _files.read_labels(path)
+    labels = _labels.read_labels(path)
     if len(labels) != vectors.rows:
         header = " (the first line must not be a header)" if len(labels) == vectors.rows + 1 else ""
         raise CommandError(
@@ -606,9 +469,9 @@ def _labels(path: str, option: str, vectors: VectorFile) -> Any:
 
 def _warn_of_gaps(arguments: argparse.Namespace, scores: Evaluation) -> None:
     if not scores.counted.any():
-        _complain("warning: no query has a reference of its class: every metric is NaN")
+        complain("warning: no query has a reference of its class: every metric is NaN")
     elif scores.cut_short:
-        _complain(
+        complain(
             f"warning: -k {arguments.k} is below the largest number of references of a class, "
             f"{scores.relevant_counts.max()}, and cuts {' and '.join(scores.cut_short)} short; "
             "-k max looks at as many as are needed"
@@ -624,14 +487,14 @@ def _match_command(arguments: argparse.Namespace) -> int:
     from exactknn import _arrays, _files, _match
 
     try:
-        query, reference = _open_inputs(arguments)
+        query, reference = open_inputs(arguments)
         suffix = _files.check_output_suffix(arguments.output, _files.PAIR_SUFFIXES, "--output")
-        dtype = np.dtype(np.float64 if _common_dtype(query, reference) == np.float64 else np.float32)
+        dtype = np.dtype(np.float64 if common_dtype(query, reference) == np.float64 else np.float32)
         threshold = _rounded(arguments.threshold, dtype)
         with contextlib.ExitStack() as stack:
-            (output,) = _staged({"--output": arguments.output}, _paths(query, reference), stack)
+            (output,) = stage({"--output": arguments.output}, input_paths(query, reference), stack)
             pair = _arrays.as_pair(query.load(), None if reference is None else reference.load())
-            with _searching(arguments) as progress:
+            with searching(arguments) as progress:
                 blocks = _match.matches(
                     pair,
                     threshold,
@@ -642,11 +505,11 @@ def _match_command(arguments: argparse.Namespace) -> int:
                     progress=progress,
                 )
                 count = _files.write_pairs(output.stream, suffix, blocks, dtype)
-            _put_in_place([output])
+            put_in_place([output])
     except _files.FileError as error:
         raise CommandError(str(error)) from error
     among = "among themselves" if reference is None else f"with {reference.rows} references"
-    _say(f"wrote {output.path}: {count} pairs of {query.rows} queries {among}")
+    say(f"wrote {output.path}: {count} pairs of {query.rows} queries {among}")
     return 0
 
 

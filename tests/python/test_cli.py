@@ -468,7 +468,7 @@ def test_minkowski_takes_an_exponent(tmp_path, floats, p, exponent):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "a command is wanted: search, evaluate, match or info (see: exactknn --help)"),
+        ((), "a command is wanted: search, groundtruth, evaluate, match or info (see: exactknn --help)"),
         (("find",), "invalid choice: 'find'"),
         (("search",), "the following arguments are required: --query, -k, --output (see: exactknn search --help)"),
         (("search", "-k", "0"), "argument -k: wanted a whole number of at least 1, got '0'"),

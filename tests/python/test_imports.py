@@ -90,3 +90,22 @@ RustKNN()(x, 3, x)
     assert "INFO:exactknn.evaluation.knn:" in printed
     assert "k=3" in printed
     assert "k=2" not in printed
+
+
+@pytest.mark.parametrize("missing", ["sklearn", "sklearn.utils.validation", "joblib"])
+def test_without_scikit_learn_the_error_names_the_extra(run_python, missing):
+    program = f"""
+import sys
+sys.modules[{missing!r}] = None
+try:
+    import exactknn.sklearn
+except ModuleNotFoundError as error:
+    print(error.name, error)
+"""
+    printed = run_python(program)
+    assert printed.startswith("sklearn exactknn.sklearn needs scikit-learn 1.6") and "exactknn[sklearn]" in printed
+
+
+def test_the_transformer_loads_neither_torch_nor_faiss(run_python):
+    loaded = run_python(LOADED.format(program="import exactknn.sklearn"))
+    assert "sklearn" in loaded and "torch" not in loaded and "faiss" not in loaded

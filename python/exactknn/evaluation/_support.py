@@ -150,12 +150,17 @@ def native_support(distance: Any, query: Tensor, reference: Tensor, names: Names
     for tensor, name in zip((query, reference), names, strict=True):
         if tensor.device.type != "cpu":
             return unsupported(f"{name} is on {tensor.device}, the core searches CPU memory")
+    check_core_rows(query, reference, names)
+    return support
+
+
+def check_core_rows(query: Tensor, reference: Tensor, names: Names) -> None:
+    """Raise ``ValueError`` for a type that distances do not take, or rows without columns."""
     # The core has no integer rows, and no distance here takes them: say so before the conversion does.
     check_floating(query, names[0])
     check_floating(reference, names[1])
     if query.shape[1] == 0:
         raise ValueError(f"{names[0]} must have at least one column, got 0")
-    return support
 
 
 def native_pair(query: Tensor, reference: Tensor) -> _arrays.Pair:
@@ -247,6 +252,21 @@ def is_batched(distance: Any) -> bool:
     )
 
 
+def without_self(values: Tensor, columns: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
+    """Drop the entry of each row whose index is the row's own, or the last where there is none.
+
+    Args:
+        values: ``(n, k)``.
+        columns: ``(n, k)``, the indices.
+        own: ``(n,)``, the index of each row itself.
+    """
+    # By arithmetic, as a mask would make the host wait for the device.
+    last = columns.shape[1] - 1
+    passed = (columns == own.unsqueeze(1))[:, :last].cumsum(dim=1)
+    places = torch.arange(last, device=columns.device) + passed
+    return values.gather(1, places), columns.gather(1, places)
+
+
 # --- checks ---------------------------------------------------------------------------------------------------------
 
 
@@ -256,17 +276,22 @@ def check_finite(embeddings: Tensor, name: str) -> None:
         return
     rows = embeddings.detach().reshape(len(embeddings), -1)
     step = max(1, _CHECK_ELEMENTS // rows.shape[1])
-    finite = np.concatenate([_finite_rows(block) for block in torch.split(rows, step)])
+    blocks = torch.split(rows, step)
+    if rows.device.type == "cpu":
+        finite = np.concatenate([_finite_rows(block) for block in blocks])
+    else:  # one transfer, after the last block
+        finite = torch.cat([torch.isfinite(block).all(dim=1) for block in blocks]).cpu().numpy()
     if not finite.all():
         raise ValueError(f"{name} must be finite, got NaN or infinity in row {int(finite.argmin())}")
 
 
 def _finite_rows(rows: Tensor) -> npt.NDArray[np.bool_]:
-    if rows.device.type == "cpu" and rows.layout == torch.strided and rows.dtype in (torch.float32, torch.float64):
+    finite: npt.NDArray[np.bool_]
+    if rows.layout == torch.strided and rows.dtype in (torch.float32, torch.float64):
         # Torch's own threads do not survive a fork, and would hang a child here.
-        finite: npt.NDArray[np.bool_] = np.isfinite(rows.resolve_neg().numpy()).all(axis=1)
-        return finite
-    finite = torch.isfinite(rows).all(dim=1).cpu().numpy()
+        finite = np.isfinite(rows.resolve_neg().numpy()).all(axis=1)
+    else:
+        finite = torch.isfinite(rows).all(dim=1).numpy()
     return finite
 
 

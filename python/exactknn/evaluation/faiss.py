@@ -27,8 +27,8 @@ from torch import Tensor
 
 from exactknn import _arrays
 from exactknn.distances.base import check_floating
-from exactknn.evaluation._support import check_finite
-from exactknn.evaluation.knn import Neighbours, without_self
+from exactknn.evaluation._support import check_finite, without_self
+from exactknn.evaluation.knn import Neighbours
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -187,7 +187,8 @@ class FaissKNN:
         _LOGGER.info("embedding dimension is %d", rows.shape[1])
         distances, indices = (found.to(query.device) for found in _found(index, rows, searched))
         _warn_of_padding(indices, searched)
-        return without_self(distances, indices, 0) if own_included else (distances, indices)
+        own = torch.arange(len(indices), device=indices.device)
+        return without_self(distances, indices, own) if own_included else (distances, indices)
 
     def _index(self, purpose: str) -> Any:
         if self.index is None:

@@ -4,6 +4,7 @@
         -> _checked:        types, shapes, k
         -> native_metric:   is this distance one that the Rust core computes, exactly as shipped?
              yes, CPU       -> _native_search: exactknn._core, without a copy where the layout allows
+             yes, elsewhere -> _device.search: the same answers, found with torch on the tensors' device
              otherwise      -> _torch_search:  distance(block, reference), topk, on the tensors' device
         -> (distances, indices), both (n, k), nearest first, on the query's device
     RustKNN that keeps its references
@@ -26,17 +27,23 @@ from exactknn import Index, _arrays, _core
 from exactknn._retrieval import BLOCK_ELEMENTS, Groups, Ints, ranks_of
 from exactknn.distances import LpDistance
 from exactknn.distances.base import result_dtype
+from exactknn.evaluation import _device
+from exactknn.evaluation._device_values import METRICS as DEVICE_METRICS
 from exactknn.evaluation._support import (
     HALF_DTYPES,
     NativeSupport,
+    check_core_rows,
     check_distance,
     check_embeddings,
+    check_finite,
     each_block,
     native_metric,
     native_pair,
     native_support,
     prepare_for_torch,
+    same_memory,
     unsupported,
+    without_self,
 )
 
 _LOGGER = logging.getLogger(__name__)
@@ -44,6 +51,9 @@ _LOGGER = logging.getLogger(__name__)
 BACKENDS = ("auto", "rust", "torch")
 
 _NAMES = ("query", "reference")
+
+# What a cell of a distance matrix takes while it is formed and its nearest are found, in float64.
+_CELL_BYTES = 32
 
 Neighbours = tuple[Tensor, Tensor]
 
@@ -54,14 +64,15 @@ class CustomKNN:
     On the CPU, a distance that the Rust core knows is searched there: ``LpDistance`` (``p=2`` with power 1 or 2; any
     other ``p`` with power 1 and ``normalize_embeddings=False``), ``CosineSimilarity`` and ``DotProductSimilarity``, of
     this package or of pytorch-metric-learning, exactly as shipped. There values are float64 results rounded once, equal
-    values go to the lowest row, and ``batch_size`` changes nothing. Any other distance is called on blocks of queries,
-    and the order of equal values is open.
+    values go to the lowest row, and ``batch_size`` changes nothing. On other devices the same answers are found with
+    torch, but for ``LpDistance`` of another ``p``. Any other distance is called on blocks of queries, and the order of
+    equal values is open.
 
     Args:
         distance: called as ``distance(query_block, reference)`` for a matrix; its ``is_inverted`` says whether
             larger is nearer.
-        batch_size: query rows of a block; ``None``: all at once.
-        backend: ``"auto"``, ``"rust"`` (never torch) or ``"torch"`` (never the core).
+        batch_size: query rows of a block; ``None``: all at once on the CPU, as many as fit into free memory elsewhere.
+        backend: ``"auto"``, ``"rust"`` (never torch) or ``"torch"`` (always calls the distance).
 
     Raises:
         TypeError: ``distance`` is not callable or has no ``is_inverted``, or ``batch_size`` is not an integer.
@@ -101,10 +112,9 @@ class CustomKNN:
         _log_search(query, k, len(reference))
         support = self.native_support(query, reference)
         if support.metric is None:
-            return _torch_search(self.distance, query, k, reference, ref_includes_query, self.batch_size)
+            return _search_with_torch(self, query, k, reference, ref_includes_query)
         distances, indices = _native_search(support, query, k, reference, ref_includes_query, None)
-        dtype = torch.promote_types(query.dtype, reference.dtype)
-        return distances.to(result_dtype(dtype, support.normalized)), indices
+        return distances.to(_values_dtype(support, query, reference)), indices
 
     def native_support(self, query: Tensor, reference: Tensor) -> NativeSupport:
         """Whether the core searches these embeddings, or why not."""
@@ -122,8 +132,8 @@ class CustomKNN:
 class RustKNN:
     """Exact search in the Rust core, made to be given as ``knn_func``.
 
-    A distance or device that the core does not know is searched with torch, as ``CustomKNN`` would; that is logged
-    once at INFO.
+    A distance or device that the core does not know is searched with torch, as ``CustomKNN`` would: with the core's
+    answers for the distances that it does know (see there). That is logged once at INFO.
 
     By default each call searches its own reference and nothing is kept. With another setting of the two switches the
     references lie in an `exactknn.Index`, which is prepared once and may be saved: `train` makes it, `add` and the
@@ -210,7 +220,7 @@ class RustKNN:
         support = self.native_support(query, reference)
         if support.metric is not None:
             return _native_search(support, query, k, reference, ref_includes_query, self.num_threads)
-        distances, indices = _torch_search(self.distance, query, k, reference, ref_includes_query, self.batch_size)
+        distances, indices = _search_with_torch(self, query, k, reference, ref_includes_query)
         return distances.float() if distances.dtype in HALF_DTYPES else distances, indices
 
     def train(self, reference: Any) -> None:
@@ -348,10 +358,17 @@ def native_ranks(
 
     Returns:
         ``(start, stop, offsets, ranks)`` of each block, the last two as in `Hits`; ``None`` where the core does not
-        search with this distance or here.
+        search with this distance.
     """
     support = knn_func.native_support(query, reference)
-    return None if support.metric is None else _ranks(support, knn_func, query, reference, exclude_self, blocks)
+    if support.metric is None:
+        known = _device_support(knn_func, query, reference)
+        if known is None:
+            return None
+        # The core counts on copies in its own memory: a device would have to sort all references.
+        copy = query.cpu()
+        support, query, reference = known, copy, copy if same_memory(query, reference) else reference.cpu()
+    return _ranks(support, knn_func, query, reference, exclude_self, blocks)
 
 
 def _ranks(
@@ -391,6 +408,33 @@ def torch_blocks(
         yield start, start + len(block), indices
 
 
+def _search_with_torch(
+    knn_func: CustomKNN | RustKNN, query: Tensor, k: int, reference: Tensor, exclude_self: bool
+) -> Neighbours:
+    """What the core does not search, on the tensors' device."""
+    support = _device_support(knn_func, query, reference)
+    if support is None:
+        return _torch_search(knn_func.distance, query, k, reference, exclude_self, knn_func.batch_size)
+    check_finite(query, _NAMES[0])
+    check_finite(reference, _NAMES[1])
+    threads = knn_func.num_threads if isinstance(knn_func, RustKNN) else None
+    distances, indices = _device.search(support, query, k, reference, bool(exclude_self), num_threads=threads)
+    if isinstance(knn_func, CustomKNN):
+        distances = distances.to(_values_dtype(support, query, reference))
+    return distances, indices
+
+
+def _device_support(knn_func: CustomKNN | RustKNN, query: Tensor, reference: Tensor) -> NativeSupport | None:
+    """How `_device` searches with this distance and here; ``None``: the distance is called."""
+    if query.device.type == "cpu" or (isinstance(knn_func, CustomKNN) and knn_func.backend == "torch"):
+        return None
+    support = native_metric(knn_func.distance)
+    if support.metric not in DEVICE_METRICS:
+        return None
+    check_core_rows(query, reference, _NAMES)
+    return support
+
+
 def _torch_search(
     distance: Any,
     query: Tensor,
@@ -410,9 +454,16 @@ def _torch_search(
         dtype = dtype or torch.promote_types(query.dtype, reference.dtype)
         return query.new_empty((n, k), dtype=dtype), query.new_empty((n, k), dtype=torch.long)
     blocks = _Blocks(n, k, bool(distance.is_inverted), bool(exclude_self), first_row)
-    each_block(distance, query, reference, n if batch_size is None else batch_size, blocks.take)
+    each_block(distance, query, reference, batch_size or _all_or_what_fits(query, reference), blocks.take)
     distances, indices = blocks.result()
     return distances if dtype is None else distances.to(dtype), indices
+
+
+def _all_or_what_fits(query: Tensor, reference: Tensor) -> int:
+    """Query rows of a block where no number was given."""
+    if query.device.type == "cpu":
+        return len(query)
+    return max(1, _device.free_bytes(query.device) // (_CELL_BYTES * max(1, len(reference))))
 
 
 class _Blocks:
@@ -429,7 +480,8 @@ class _Blocks:
     def take(self, mat: Tensor, start: int) -> None:
         values, columns = _nearest(mat, self.k + self.exclude_self, self.largest)
         if self.exclude_self:
-            values, columns = without_self(values, columns, self.first_row + start)
+            own = torch.arange(start, start + len(mat), device=mat.device) + self.first_row
+            values, columns = without_self(values, columns, own)
         if self.distances is None or self.indices is None:
             self.distances = values.new_empty((self.n, self.k))
             self.indices = columns.new_empty((self.n, self.k))
@@ -443,21 +495,17 @@ class _Blocks:
 
 
 def _nearest(mat: Tensor, k: int, largest: bool) -> Neighbours:
-    values, columns = torch.topk(mat, k, dim=1, largest=largest)
-    # torch takes NaN for the largest value. Where one leads, rank the negated values instead, NaN then comes last.
-    if largest and bool(values[:, 0].isnan().any()):
-        columns = torch.topk(-mat, k, dim=1, largest=False).indices
-        values = mat.gather(1, columns)
-    return values, columns
+    if not largest:
+        values, columns = torch.topk(mat, k, dim=1, largest=False)
+        return values, columns
+    # torch takes NaN for the largest value: among the negated ones it comes last. To look for one first would make the
+    # host wait for the device at each block.
+    columns = torch.topk(-mat, k, dim=1, largest=False).indices
+    return mat.gather(1, columns), columns
 
 
-def without_self(values: Tensor, columns: Tensor, start: int) -> Neighbours:
-    """Drop the entry of each row whose index is the row's own, or the last where there is none."""
-    own = torch.arange(start, start + len(columns), device=columns.device).unsqueeze(1)
-    drop = columns == own
-    drop[~drop.any(dim=1), -1] = True
-    shape = (len(columns), columns.shape[1] - 1)
-    return values[~drop].view(shape), columns[~drop].view(shape)
+def _values_dtype(support: NativeSupport, query: Tensor, reference: Tensor) -> torch.dtype:
+    return result_dtype(torch.promote_types(query.dtype, reference.dtype), support.normalized)
 
 
 def _checked_batch_size(batch_size: int | None) -> int | None:

@@ -8,9 +8,9 @@
     MatchFinder.is_match (x, y, threshold)
         -> pairwise: _core.pairwise, or distance.pairwise -> compared with the threshold
 
-A pair is decided by the value that ``CustomKNN`` returns for it, compared as torch compares a tensor with a number: the
-threshold is rounded to the type of the values first. The core compares float64 numbers, so it is handed the number that
-makes its decision the same.
+A pair is decided by the value that ``CustomKNN`` returns for it on the CPU, compared as torch compares a tensor with a
+number: the threshold is rounded to the type of the values first. The core compares float64 numbers, so it is handed the
+number that makes its decision the same.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class MatchFinder:
     returns for it, as ``value <= threshold`` (or ``>=``) decides on that tensor.
 
     On the CPU, the distances that ``CustomKNN`` searches in the Rust core are measured there, by the same float64
-    values: the methods agree on every pair. Other distances and devices are measured by torch, in blocks.
+    values: the methods agree on every pair. Other distances and devices are measured by torch, in blocks; on a device
+    the values of ``CustomKNN`` may differ from these in the last digits.
 
     Args:
         distance: called as ``distance(query_block, ref_emb)`` for a matrix; ``is_inverted`` says whether larger is

@@ -1,0 +1,244 @@
+"""``exactknn search``: files of vectors in, files of neighbours out.
+
+::
+
+    headers checked --> outputs staged --+--> all vectors loaded ------> _core.knn ---+--> written, renamed into place
+                                         +--> --max-memory, --resume --> _large ------+
+                                                    now and then, and at Ctrl-C --> _checkpoint
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import os
+from typing import Any, Protocol
+
+import numpy as np
+
+from exactknn import _arrays, _core, _files, _large, _rows
+from exactknn._checkpoint import Checkpoint
+from exactknn._command import (
+    CommandError,
+    check_apart,
+    common_dtype,
+    complain,
+    input_paths,
+    open_inputs,
+    put_in_place,
+    say,
+    searching,
+    stage,
+)
+from exactknn._files import OutputFile, VectorFile
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Search, write the result and return the exit code."""
+    return find(arguments, _open_outputs, _write)
+
+
+class OpenOutputs(Protocol):
+    """Checks where the results go and stages the files there: first that of the neighbours."""
+
+    def __call__(
+        self,
+        query: VectorFile,
+        reference: VectorFile | None,
+        arguments: argparse.Namespace,
+        stack: contextlib.ExitStack,
+        /,
+    ) -> list[OutputFile]: ...
+
+
+class Write(Protocol):
+    """Writes the neighbours."""
+
+    def __call__(
+        self,
+        output: OutputFile,
+        query: VectorFile,
+        reference: VectorFile | None,
+        arguments: argparse.Namespace,
+        distances: Any,
+        indices: Any,
+        /,
+    ) -> None: ...
+
+
+def find(arguments: argparse.Namespace, open_outputs: OpenOutputs, write: Write) -> int:
+    """Search, write the result, also the distances alone where they are wanted, and return the exit code."""
+    most_bytes = math.inf if arguments.max_memory is None else arguments.max_memory
+    try:
+        query, reference = open_inputs(arguments, most_bytes)
+        _check_count(query, reference, arguments)
+        with contextlib.ExitStack() as stack:
+            outputs = open_outputs(query, reference, arguments, stack)
+            if arguments.max_memory is None and arguments.resume is None:
+                distances, indices = _neighbours(query, reference, arguments)
+            else:
+                distances, indices = _neighbours_in_blocks(query, reference, arguments, stack)
+            neighbours, *others = outputs
+            write(neighbours, query, reference, arguments, distances, indices)
+            for output in others:
+                _files.write_matrix(output.stream, os.path.splitext(output.path)[1].lower(), distances)
+            put_in_place(outputs)
+        if arguments.resume is not None:
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(arguments.resume)
+    except _files.FileError as error:
+        raise CommandError(str(error)) from error
+    except KeyboardInterrupt as interrupt:
+        if arguments.resume is not None and os.path.exists(arguments.resume):
+            raise KeyboardInterrupt(f"; the same command goes on from {arguments.resume}") from interrupt
+        raise
+    rows, columns = indices.shape
+    for output in outputs:
+        say(f"wrote {output.path}: {rows} queries, {columns} neighbours each")
+    return 0
+
+
+def _write(
+    output: OutputFile,
+    query: VectorFile,
+    reference: VectorFile | None,
+    arguments: argparse.Namespace,
+    distances: Any,
+    indices: Any,
+) -> None:
+    _files.write_neighbours(output.stream, os.path.splitext(output.path)[1].lower(), distances, indices)
+
+
+def _check_count(query: VectorFile, reference: VectorFile | None, arguments: argparse.Namespace) -> None:
+    """Refuse a ``-k`` that is too large for the files."""
+    source = reference or query
+    exclude_self = reference is None or arguments.exclude_self
+    most = source.rows - 1 if exclude_self else source.rows
+    if arguments.k > most:
+        without = ", of which a query may return all but itself" if exclude_self else ""
+        raise CommandError(f"-k {arguments.k} is too large: {source.path} has {source.rows} rows{without}")
+
+
+def _open_outputs(
+    query: VectorFile, reference: VectorFile | None, arguments: argparse.Namespace, stack: contextlib.ExitStack
+) -> list[OutputFile]:
+    """Check where the results go and stage the files there, so that no search is made in vain."""
+    suffix = _files.check_output_suffix(arguments.output, _files.RESULT_SUFFIXES, "--output")
+    paths = {"--output": arguments.output}
+    _files.check_indices_fit((reference or query).rows, arguments.output, suffix)
+    if arguments.distances is not None:
+        kind = _files.check_output_suffix(arguments.distances, _files.DISTANCE_SUFFIXES, "--distances")
+        if common_dtype(query, reference) == np.float64:
+            raise CommandError(
+                f"--distances {arguments.distances}: float64 vectors have float64 distances, which {kind} cannot hold; "
+                "write them to an .npz with --output"
+            )
+        paths["--distances"] = arguments.distances
+    return staged(paths, query, reference, arguments, stack)
+
+
+def staged(
+    paths: dict[str, str],
+    query: VectorFile,
+    reference: VectorFile | None,
+    arguments: argparse.Namespace,
+    stack: contextlib.ExitStack,
+) -> list[OutputFile]:
+    """Stage the files at these paths, by option, none of them an input or the state of the search."""
+    inputs = input_paths(query, reference)
+    if arguments.resume is not None:
+        check_apart({**paths, "--resume": arguments.resume}, inputs)
+    return stage(paths, inputs, stack)
+
+
+def _neighbours(query: VectorFile, reference: VectorFile | None, arguments: argparse.Namespace) -> tuple[Any, Any]:
+    pair = _arrays.as_pair(query.load(), None if reference is None else reference.load())
+    with searching(arguments) as progress:
+        return _core.knn(
+            pair.query,
+            pair.reference,
+            arguments.k,
+            arguments.metric,
+            exclude_self=reference is None or arguments.exclude_self,
+            num_threads=arguments.threads,
+            progress=progress,
+            p=arguments.p,
+        )
+
+
+def _exclude_self(reference: VectorFile | None, arguments: argparse.Namespace) -> bool:
+    return reference is None or arguments.exclude_self
+
+
+def _neighbours_in_blocks(
+    query: VectorFile, reference: VectorFile | None, arguments: argparse.Namespace, stack: contextlib.ExitStack
+) -> tuple[Any, Any]:
+    queries = rows_of(query, stack)
+    references = queries if reference is None else rows_of(reference, stack)
+    exclude_self = _exclude_self(reference, arguments)
+    search = _large.Search(arguments.k, arguments.metric, arguments.p, exclude_self, arguments.threads)
+    # What an archive holds had to be read already.
+    held = sum(vectors.raw.nbytes for vectors in (query, reference) if vectors is not None and not vectors.is_mapped)
+    keeps_state = arguments.resume is not None
+    try:
+        plan = _large.plan(queries, references, search, arguments.max_memory, held=held, keeps_state=keeps_state)
+    except ValueError as error:
+        raise CommandError(str(error).replace("max_memory", "--max-memory", 1)) from error
+    with searching(arguments) as progress:
+        large = _large.LargeSearch(queries, references, search, plan)
+        if not keeps_state:
+            return large.run(progress)
+        checkpoint = Checkpoint(arguments.resume, _about(query, reference, arguments))
+        if checkpoint.restore(large):
+            complain(f"going on from {checkpoint.path}, {large.fraction:.0%} done")
+
+        def keep() -> None:
+            if checkpoint.is_due():
+                _keep(checkpoint, large)
+
+        try:
+            return large.run(progress, keep)
+        except KeyboardInterrupt:
+            if large.fraction > 0:
+                _keep(checkpoint, large)
+            raise
+
+
+def rows_of(vectors: VectorFile, stack: contextlib.ExitStack) -> _rows.Rows:
+    """The rows of a file, to be read in blocks."""
+    if vectors.offset is None:
+        return _rows.ArrayRows(vectors.raw, vectors.dtype, False)
+    return _rows.FileRows(vectors, stack.enter_context(open(vectors.source, "rb", buffering=0)))
+
+
+def _keep(checkpoint: Checkpoint, large: _large.LargeSearch) -> None:
+    """Write the state; a search does not end because that fails."""
+    try:
+        checkpoint.write(large.state())
+    except (_files.FileError, OSError) as error:
+        complain(f"warning: --resume {checkpoint.path}: the state could not be kept: {error}")
+
+
+def _about(query: VectorFile, reference: VectorFile | None, arguments: argparse.Namespace) -> dict[str, object]:
+    """What a state is of: it is of no use where any of this is different."""
+    about: dict[str, object] = {
+        "the version of exactknn": _core.__version__,
+        "-k": arguments.k,
+        "--metric": arguments.metric,
+        "--p": arguments.p,
+        "--exclude-self": _exclude_self(reference, arguments),
+        "--max-memory": arguments.max_memory,
+    }
+    for option, vectors in (("--query", query), ("--reference", reference)):
+        if vectors is None:
+            about[option] = None
+            continue
+        status = vectors.source.stat()
+        about |= {
+            option: os.path.realpath(vectors.path),
+            f"the size of {option}": status.st_size,
+            f"the time of the last change of {option} (ns)": status.st_mtime_ns,
+            f"what {option} holds": f"{vectors.rows} x {vectors.dimension} {vectors.dtype.name}",
+        }
+    return about

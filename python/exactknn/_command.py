@@ -1,0 +1,152 @@
+"""What the commands of the command line share: their errors, what they print, and the files they read and write.
+
+::
+
+    arguments --open_inputs--> VectorFile ---+                    +--> stage: OutputFile --put_in_place--> whole files
+                  |                          +--> the command ----+
+                  |                                   |           +--> searching: progress
+                  +----------- CommandError ----------+--> one line on stderr, exit code
+
+NumPy is imported where it is used, so that ``--help`` does not wait for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from exactknn._files import OutputFile, VectorFile
+    from exactknn._progress import Report
+
+EXIT_FAILURE = 1
+"""Nothing wrong with what was asked, but it could not be done: no memory, a full disk, a bug."""
+EXIT_REFUSED = 2
+"""The arguments or one of the files cannot be used."""
+EXIT_BROKEN_PIPE = 128 + 13
+"""Nobody reads the output any more; the code a shell reports for SIGPIPE."""
+
+
+class CommandError(Exception):
+    """The command cannot go on; the text is the line to print."""
+
+    def __init__(self, message: str, exit_code: int = EXIT_REFUSED) -> None:
+        """Keep the text on one line, whatever it was made of."""
+        super().__init__(" ".join(message.split()))
+        self.exit_code = exit_code
+
+
+def say(message: str) -> None:
+    """Print a line with a path in it, which stdout may be unable to encode."""
+    try:
+        print(message)
+    except UnicodeEncodeError:
+        print(message.encode("ascii", "backslashreplace").decode())
+
+
+def complain(message: str) -> None:
+    """Print a line on stderr, where there is one."""
+    if sys.stderr is None:  # closed by the caller; print would fall back to stdout
+        return
+    with contextlib.suppress(OSError):
+        print(f"exactknn: {message}", file=sys.stderr, flush=True)
+
+
+def check_exponent(arguments: argparse.Namespace, option: str, metric: str) -> None:
+    """Refuse ``--p`` with another metric than its own."""
+    if arguments.p is not None and metric != "minkowski":
+        raise CommandError(f"--p is for {option} minkowski only, got {option} {metric}")
+
+
+def open_inputs(arguments: argparse.Namespace, most_bytes: float = math.inf) -> tuple[VectorFile, VectorFile | None]:
+    """Open the vectors and refuse what the headers show to be impossible, in the words of the command line.
+
+    Args:
+        arguments: of ``search`` or ``match``.
+        most_bytes: the largest array of an ``.npz``, which has to be read whole, that is taken.
+    """
+    from exactknn import _files
+
+    check_exponent(arguments, "--metric", arguments.metric)
+    query = _files.open_vectors(arguments.query, most_bytes)
+    reference = None if arguments.reference is None else _files.open_vectors(arguments.reference, most_bytes)
+    source = reference or query
+    check_dimensions(query, source, "--query")
+    if arguments.exclude_self and query.rows > source.rows:
+        raise CommandError(
+            f"--exclude-self: the queries must be the first rows of the reference, but --query {query.path} has "
+            f"{query.rows} rows and --reference {source.path} has {source.rows}"
+        )
+    return query, reference
+
+
+def check_dimensions(query: VectorFile, reference: VectorFile, option: str) -> None:
+    """Refuse files of two dimensions."""
+    if query.dimension != reference.dimension:
+        raise CommandError(
+            f"{option} {query.path} has dimension {query.dimension}, --reference {reference.path} has "
+            f"{reference.dimension}; they must be equal"
+        )
+
+
+def input_paths(query: VectorFile, reference: VectorFile | None) -> list[str]:
+    """Return the paths of the files that there are, as given."""
+    return [vectors.path for vectors in (query, reference) if vectors is not None]
+
+
+def stage(paths: Mapping[str, str], inputs: Sequence[str], stack: contextlib.ExitStack) -> list[OutputFile]:
+    """Stage the files of these options, none of them in the place of an input or of another."""
+    from exactknn import _files
+
+    check_apart(paths, inputs)
+    return [stack.enter_context(_files.OutputFile(path)) for path in paths.values()]
+
+
+def check_apart(paths: Mapping[str, str], inputs: Sequence[str]) -> None:
+    """Refuse files to be written, by their options, in the place of an input or of each other."""
+    from exactknn import _files
+
+    for (first, path), (second, other) in itertools.combinations(paths.items(), 2):
+        if _files.same_file(path, other):
+            raise CommandError(f"{first} and {second} are one file: {other}")
+    for path in paths.values():
+        for source in inputs:
+            if _files.same_file(path, _files.source_of(source)):
+                raise CommandError(f"{path}: the output would replace the input {source}")
+
+
+def put_in_place(outputs: Sequence[OutputFile]) -> None:
+    """Give the files their names, all of them complete before the first gets its own."""
+    for output in outputs:
+        output.finish()
+    for output in outputs:
+        output.commit()
+
+
+def common_dtype(query: VectorFile, reference: VectorFile | None) -> Any:
+    """Return the type that holds the values of both files exactly, as `_arrays.as_pair` chooses it."""
+    import numpy as np
+
+    return query.dtype if reference is None else np.promote_types(query.dtype, reference.dtype)
+
+
+@contextlib.contextmanager
+def searching(arguments: argparse.Namespace) -> Iterator[Report | None]:
+    """Show progress where it is wanted, and put what the core refuses into the words of the command line."""
+    from exactknn import _progress
+
+    shown = arguments.progress
+    if shown is None:
+        shown = sys.stderr is not None and sys.stderr.isatty()
+    with _progress.reporting(bool(shown)) as progress:
+        try:
+            yield progress
+        except (ValueError, TypeError) as error:
+            raise CommandError(str(error)) from error
+        except RuntimeError as error:
+            raise CommandError(f"this is a bug in exactknn, please report it: {error}", EXIT_FAILURE) from error

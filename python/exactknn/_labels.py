@@ -1,0 +1,114 @@
+"""The class of each row, from a file.
+
+::
+
+    L.npy  L.npz[:name]          (one 1-D array)     --- _files --+
+    L.txt  L.csv                 (one label a line)  -------------+--> array of integers, floats or text
+
+Refusals are `_files.FileError`, as for vectors.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from exactknn import _files
+from exactknn._files import FileError
+
+LABEL_SUFFIXES = (".npy", ".npz", ".txt", ".csv")
+"""What `read_labels` reads."""
+
+Array = npt.NDArray[Any]
+
+
+def read_labels(path: str) -> Array:
+    """Read the class of each row.
+
+    Args:
+        path: a file with one of `LABEL_SUFFIXES`. ``.npy`` and ``.npz`` hold one 1-D array of integers, booleans,
+            floats or text; ``file.npz:name`` chooses an array of an archive with several. ``.txt`` and ``.csv`` hold
+            UTF-8 text, one label a line; in a ``.csv`` file a label may stand in quotes.
+
+    Returns:
+        ``(n,)``, of the type in the file; the lines of a text file as text, each exactly as it stands there.
+
+    Raises:
+        FileError: the file is missing, empty, cut short, of an unknown kind, or holds something else than labels.
+    """
+    name, array_name = _files.split_array_name(path)
+    source = Path(name)
+    suffix = source.suffix.lower()
+    if suffix not in LABEL_SUFFIXES:
+        raise FileError(f"{path}: unknown suffix {suffix!r} for labels; wanted one of {', '.join(LABEL_SUFFIXES)}")
+    try:
+        size = _files.size_of(source, path)
+        if suffix == ".npy":
+            labels = np.array(_files.map_npy_array(source, path, size, _check_labels))
+        elif suffix == ".npz":
+            labels = _files.read_npz_array(source, path, array_name, _check_labels)
+        else:
+            labels = _labels_of_lines(source, path, _fields if suffix == ".csv" else _lines)
+    except OSError as error:
+        raise FileError(f"{path}: cannot be read: {error.strerror or error}") from error
+    if labels.dtype.kind == "f" and np.isnan(labels).any():
+        row = int(np.flatnonzero(np.isnan(labels))[0])
+        raise FileError(f"{path}: the label of row {row} is NaN, which equals no label, not even itself")
+    if labels.dtype.kind == "U":
+        _check_characters(labels, path)
+    return labels
+
+
+def _check_characters(labels: Array, path: str) -> None:
+    """Refuse text of a NumPy file that no text file could hold, and that cannot be written again."""
+    codes = np.ascontiguousarray(labels, dtype=labels.dtype.newbyteorder("=")).view(np.uint32)
+    bad = ((codes >= 0xD800) & (codes <= 0xDFFF)) | (codes > 0x10FFFF)
+    if bad.any():
+        first = int(np.flatnonzero(bad)[0])
+        row = first // (len(codes) // len(labels))
+        raise FileError(f"{path}: the label of row {row} holds {codes[first]:#x}, which is no character")
+
+
+def _check_labels(shape: tuple[int, ...], dtype: np.dtype[Any], path: str) -> None:
+    if dtype.hasobject:
+        raise FileError(f"{path}: an array of Python objects, which is never unpickled; wanted numbers or text")
+    if dtype.kind not in "biufU" or dtype.itemsize == 0:
+        raise FileError(f"{path}: holds {dtype.name} values; wanted labels: integers, booleans, floats or text")
+    if len(shape) != 1:
+        raise FileError(f"{path}: a {len(shape)}-D array of shape {shape}; wanted 1-D, one label per row")
+    _files.check_possible(shape, path)
+
+
+def _labels_of_lines(source: Path, path: str, split: Callable[[IO[str], str], Iterator[str]]) -> Array:
+    try:
+        with source.open(encoding="utf-8-sig", newline=None if split is _lines else "") as stream:
+            labels = list(split(stream, path))
+    except UnicodeDecodeError as error:
+        raise FileError(f"{path}: is not UTF-8 text: byte {error.object[error.start]:#04x}") from error
+    for i, label in enumerate(labels):
+        # NumPy's text ends before its last null characters, so two labels could become one.
+        if not label or "\0" in label:
+            raise FileError(
+                f"{path}: label {i + 1} {'holds a null character' if label else 'is empty'}; wanted one label a line"
+            )
+    return np.array(labels, dtype=np.str_)
+
+
+def _lines(stream: IO[str], path: str) -> Iterator[str]:
+    return (line.removesuffix("\n") for line in stream)
+
+
+def _fields(stream: IO[str], path: str) -> Iterator[str]:
+    reader = csv.reader(stream, strict=True)
+    try:
+        for fields in reader:
+            if len(fields) > 1:
+                raise FileError(f"{path}: line {reader.line_num} has {len(fields)} fields; wanted one label a line")
+            yield fields[0] if fields else ""
+    except csv.Error as error:
+        raise FileError(f"{path}: line {reader.line_num}: {_files.one_line(error)}") from error
