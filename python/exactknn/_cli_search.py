@@ -13,7 +13,7 @@ import argparse
 import contextlib
 import math
 import os
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -36,19 +36,51 @@ from exactknn._files import OutputFile, VectorFile
 
 def run(arguments: argparse.Namespace) -> int:
     """Search, write the result and return the exit code."""
+    return find(arguments, _open_outputs, _write)
+
+
+class OpenOutputs(Protocol):
+    """Checks where the results go and stages the files there: first that of the neighbours."""
+
+    def __call__(
+        self,
+        query: VectorFile,
+        reference: VectorFile | None,
+        arguments: argparse.Namespace,
+        stack: contextlib.ExitStack,
+        /,
+    ) -> list[OutputFile]: ...
+
+
+class Write(Protocol):
+    """Writes the neighbours."""
+
+    def __call__(
+        self,
+        output: OutputFile,
+        query: VectorFile,
+        reference: VectorFile | None,
+        arguments: argparse.Namespace,
+        distances: Any,
+        indices: Any,
+        /,
+    ) -> None: ...
+
+
+def find(arguments: argparse.Namespace, open_outputs: OpenOutputs, write: Write) -> int:
+    """Search, write the result, also the distances alone where they are wanted, and return the exit code."""
     most_bytes = math.inf if arguments.max_memory is None else arguments.max_memory
     try:
         query, reference = open_inputs(arguments, most_bytes)
         _check_count(query, reference, arguments)
         with contextlib.ExitStack() as stack:
-            outputs = _open_outputs(query, reference, arguments, stack)
+            outputs = open_outputs(query, reference, arguments, stack)
             if arguments.max_memory is None and arguments.resume is None:
                 distances, indices = _neighbours(query, reference, arguments)
             else:
                 distances, indices = _neighbours_in_blocks(query, reference, arguments, stack)
             neighbours, *others = outputs
-            suffix = os.path.splitext(neighbours.path)[1].lower()
-            _files.write_neighbours(neighbours.stream, suffix, distances, indices)
+            write(neighbours, query, reference, arguments, distances, indices)
             for output in others:
                 _files.write_matrix(output.stream, os.path.splitext(output.path)[1].lower(), distances)
             put_in_place(outputs)
@@ -65,6 +97,17 @@ def run(arguments: argparse.Namespace) -> int:
     for output in outputs:
         say(f"wrote {output.path}: {rows} queries, {columns} neighbours each")
     return 0
+
+
+def _write(
+    output: OutputFile,
+    query: VectorFile,
+    reference: VectorFile | None,
+    arguments: argparse.Namespace,
+    distances: Any,
+    indices: Any,
+) -> None:
+    _files.write_neighbours(output.stream, os.path.splitext(output.path)[1].lower(), distances, indices)
 
 
 def _check_count(query: VectorFile, reference: VectorFile | None, arguments: argparse.Namespace) -> None:
@@ -92,6 +135,17 @@ def _open_outputs(
                 "write them to an .npz with --output"
             )
         paths["--distances"] = arguments.distances
+    return staged(paths, query, reference, arguments, stack)
+
+
+def staged(
+    paths: dict[str, str],
+    query: VectorFile,
+    reference: VectorFile | None,
+    arguments: argparse.Namespace,
+    stack: contextlib.ExitStack,
+) -> list[OutputFile]:
+    """Stage the files at these paths, by option, none of them an input or the state of the search."""
     inputs = input_paths(query, reference)
     if arguments.resume is not None:
         check_apart({**paths, "--resume": arguments.resume}, inputs)
@@ -120,8 +174,8 @@ def _exclude_self(reference: VectorFile | None, arguments: argparse.Namespace) -
 def _neighbours_in_blocks(
     query: VectorFile, reference: VectorFile | None, arguments: argparse.Namespace, stack: contextlib.ExitStack
 ) -> tuple[Any, Any]:
-    queries = _rows_of(query, stack)
-    references = queries if reference is None else _rows_of(reference, stack)
+    queries = rows_of(query, stack)
+    references = queries if reference is None else rows_of(reference, stack)
     exclude_self = _exclude_self(reference, arguments)
     search = _large.Search(arguments.k, arguments.metric, arguments.p, exclude_self, arguments.threads)
     # What an archive holds had to be read already.
@@ -151,7 +205,8 @@ def _neighbours_in_blocks(
             raise
 
 
-def _rows_of(vectors: VectorFile, stack: contextlib.ExitStack) -> _rows.Rows:
+def rows_of(vectors: VectorFile, stack: contextlib.ExitStack) -> _rows.Rows:
+    """The rows of a file, to be read in blocks."""
     if vectors.offset is None:
         return _rows.ArrayRows(vectors.raw, vectors.dtype, False)
     return _rows.FileRows(vectors, stack.enter_context(open(vectors.source, "rb", buffering=0)))

@@ -18,7 +18,7 @@ import os
 from typing import IO, TYPE_CHECKING, Any
 
 from exactknn import _METRICS, _texts
-from exactknn._command import CommandError, common_dtype, input_paths, open_inputs, put_in_place, say, stage
+from exactknn._command import CommandError, common_dtype
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,6 +30,8 @@ SUFFIXES = (".ivecs", ".ibin", ".bin", ".hdf5", ".h5", ".npz")
 """What a ground truth can be written to."""
 
 _HDF5 = (".hdf5", ".h5")
+# Vectors that are copied at once.
+_COPIED_BYTES = 1 << 24
 # What ann-benchmarks calls them, whose "angular" is 1 - cosine similarity.
 _HDF5_DISTANCES = {"euclidean": "euclidean", "cosine": "angular"}
 
@@ -68,6 +70,7 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
     command.add_argument("--p", type=cli._exponent, metavar="P", help="exponent of minkowski, above 0 (default: 2)")
     command.add_argument("--output", required=True, metavar="GT", help="where the ground truth goes, see above")
     command.add_argument("--distances", metavar="OUT2", help="write the distances here too: .fvecs or .fbin (float32)")
+    cli._add_memory(command)
     cli._add_running(command)
 
 
@@ -76,29 +79,10 @@ def run(arguments: argparse.Namespace) -> int:
     from exactknn import _cli_search, _files
 
     try:
-        suffix = _files.check_output_suffix(arguments.output, SUFFIXES, "--output")
-        _choose_metric(arguments, suffix)
-        query, base = open_inputs(arguments)
-        _cli_search._check_count(query, base, arguments)
-        with contextlib.ExitStack() as stack:
-            outputs = _open_outputs(query, base, arguments, suffix, stack)
-            distances, indices = _cli_search._neighbours(query, base, arguments)
-            truth, *others = outputs
-            if suffix in _HDF5:
-                _write_hdf5(truth.stream, query, base or query, arguments.metric, distances, indices)
-            elif suffix == ".bin":
-                _files.write_truth(truth.stream, distances, indices)
-            else:
-                _files.write_neighbours(truth.stream, suffix, distances, indices)
-            for output in others:
-                _files.write_matrix(output.stream, os.path.splitext(output.path)[1].lower(), distances)
-            put_in_place(outputs)
+        _choose_metric(arguments, _files.check_output_suffix(arguments.output, SUFFIXES, "--output"))
     except _files.FileError as error:
         raise CommandError(str(error)) from error
-    rows, columns = indices.shape
-    for output in outputs:
-        say(f"wrote {output.path}: {rows} queries, {columns} neighbours each")
-    return 0
+    return _cli_search.find(arguments, _open_outputs, _write)
 
 
 def _choose_metric(arguments: argparse.Namespace, suffix: str) -> None:
@@ -120,17 +104,14 @@ def _choose_metric(arguments: argparse.Namespace, suffix: str) -> None:
 
 
 def _open_outputs(
-    query: VectorFile,
-    base: VectorFile | None,
-    arguments: argparse.Namespace,
-    suffix: str,
-    stack: contextlib.ExitStack,
+    query: VectorFile, base: VectorFile | None, arguments: argparse.Namespace, stack: contextlib.ExitStack
 ) -> list[OutputFile]:
     """Check where the results go and stage the files there, so that no search is made in vain."""
     import numpy as np
 
-    from exactknn import _files
+    from exactknn import _cli_search, _files
 
+    suffix = _suffix(arguments.output)
     _files.check_indices_fit((base or query).rows, arguments.output, suffix)
     paths = {"--output": arguments.output}
     singles = {arguments.output: suffix} if suffix == ".bin" else {}
@@ -145,7 +126,31 @@ def _open_outputs(
                 f"{path}: float64 vectors have float64 distances, which {kind} cannot hold; "
                 "write them to an .npz or .hdf5 with --output"
             )
-    return stage(paths, input_paths(query, base), stack)
+    return _cli_search.staged(paths, query, base, arguments, stack)
+
+
+def _suffix(path: str) -> str:
+    return os.path.splitext(path)[1].lower()
+
+
+def _write(
+    output: OutputFile,
+    query: VectorFile,
+    base: VectorFile | None,
+    arguments: argparse.Namespace,
+    distances: npt.NDArray[Any],
+    indices: npt.NDArray[np.int64],
+) -> None:
+    """Write the neighbours as the suffix of the output says."""
+    from exactknn import _files
+
+    suffix = _suffix(output.path)
+    if suffix in _HDF5:
+        _write_hdf5(output.stream, query, base or query, arguments.metric, distances, indices)
+    elif suffix == ".bin":
+        _files.write_truth(output.stream, distances, indices)
+    else:
+        _files.write_neighbours(output.stream, suffix, distances, indices)
 
 
 def _write_hdf5(
@@ -160,13 +165,22 @@ def _write_hdf5(
     import h5py
     import numpy as np
 
+    from exactknn import _cli_search
+
     ids = np.int32 if base.rows <= 2**31 else np.int64
-    with h5py.File(stream, "w") as file:
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(h5py.File(stream, "w"))
         file.attrs["type"] = "dense"
         file.attrs["distance"] = _HDF5_DISTANCES[metric]
         file.attrs["dimension"] = base.dimension
         file.attrs["point_type"] = "float"
-        file.create_dataset("train", data=base.load().astype(base.dtype, copy=False))
-        file.create_dataset("test", data=query.load().astype(query.dtype, copy=False))
+        for name, vectors in (("train", base), ("test", query)):
+            rows = file.create_dataset(name, (vectors.rows, vectors.dimension), vectors.dtype.newbyteorder("="))
+            step = max(1, _COPIED_BYTES // (vectors.dimension * vectors.dtype.itemsize))
+            start = 0
+            # In blocks: the base may be larger than memory.
+            for block in _cli_search.rows_of(vectors, stack).blocks(0, step, vectors.dtype.name):
+                rows[start : start + len(block)] = block
+                start += len(block)
         file.create_dataset("neighbors", data=indices.astype(ids))
         file.create_dataset("distances", data=distances)

@@ -234,6 +234,8 @@ class LargeSearch:
             while progress is not None and not wait([searched], _SECONDS).done:
                 progress(latest)
             searched.result()
+            if progress is not None:
+                progress(latest)
 
         with ThreadPoolExecutor(1, "exactknn-search") as thread:
             try:

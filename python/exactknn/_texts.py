@@ -66,6 +66,9 @@ examples:
   # ids as TEXMEX ships them, and their distances
   exactknn groundtruth --base base.fvecs --query query.fvecs --output truth.ivecs --distances truth.fvecs
 
+  # among more vectors than fit into memory; after an interrupt the same command goes on
+  exactknn groundtruth --base base.fbin --query query.fbin --output truth.bin --max-memory 8GB --resume truth.state
+
   # a data set for ann-benchmarks
   exactknn groundtruth --base base.npy --query query.npy --metric cosine --output mine-angular.hdf5
 """

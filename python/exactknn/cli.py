@@ -176,18 +176,7 @@ def _parser() -> argparse.ArgumentParser:
         help=".npz (arrays distances and indices), or .ivecs or .ibin (indices alone, int32)",
     )
     search.add_argument("--distances", metavar="OUT2", help="write the distances here too: .fbin or .fvecs (float32)")
-    search.add_argument(
-        "--max-memory",
-        type=_bytes,
-        metavar="SIZE",
-        help="read the reference in blocks, so that the search takes no more than this, such as 2GB or 512MiB",
-    )
-    search.add_argument(
-        "--resume",
-        metavar="FILE",
-        help="keep the state of the search here now and then and at an interrupt, go on from it when it is there, and "
-        "remove it at the end",
-    )
+    _add_memory(search)
     _add_running(search)
 
     _groundtruth.add_command(commands)
@@ -295,6 +284,22 @@ def _add_metric(command: argparse.ArgumentParser, name: str) -> None:
         type=_exponent,
         metavar="P",
         help="exponent of minkowski, above 0: 1 is cityblock, 2 (default) euclidean, inf chebyshev",
+    )
+
+
+def _add_memory(command: argparse.ArgumentParser) -> None:
+    """Add how to search among more vectors than fit into memory."""
+    command.add_argument(
+        "--max-memory",
+        type=_bytes,
+        metavar="SIZE",
+        help="read the reference in blocks, so that the search takes no more than this, such as 2GB or 512MiB",
+    )
+    command.add_argument(
+        "--resume",
+        metavar="FILE",
+        help="keep the state of the search here now and then and at an interrupt, go on from it when it is there, and "
+        "remove it at the end",
     )
 
 

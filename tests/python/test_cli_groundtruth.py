@@ -197,3 +197,16 @@ def test_an_interrupt_leaves_the_old_file(tmp_path):
         process.communicate(timeout=50)
     assert process.returncode == 130
     assert sorted(os.listdir(tmp_path)) == ["gt.bin", "rows.npy"] and (tmp_path / "gt.bin").read_bytes() == b"old"
+
+
+@pytest.mark.parametrize("name", ["gt.ivecs", "gt.bin", "gt.npz", "gt.hdf5"])
+def test_a_base_in_blocks_gives_the_same_file(folder, name):
+    if name.endswith("hdf5"):
+        pytest.importorskip("h5py")
+    run(folder, "-k", 9, "--output", name)
+    whole = (folder / name).read_bytes()
+    done = run(folder, "-k", 9, "--output", name, "--max-memory", "100MB", "--resume", "state")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (folder / name).read_bytes() == whole
+    assert not (folder / "state").exists()
+    assert "--max-memory must be at least" in refusal(folder, "-k", 9, "--output", name, "--max-memory", "1MB")
