@@ -150,7 +150,7 @@ class Index:
     def add(self, reference: Any, *, num_threads: int | None = None, progress: _Progress = None) -> None:
         """Append rows; they are numbered on from those that are there.
 
-        What is refused appends none. An interrupt, or what ``progress`` raises, may come when all of them are there.
+        What is refused, or stopped by ``progress``, appends none; an interrupt leaves all of them or none.
 
         Args:
             reference: ``(m, d)``, of the kinds that `exactknn.knn` takes, finite.

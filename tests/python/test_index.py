@@ -707,3 +707,19 @@ def test_ctrl_c_while_a_file_is_written_leaves_the_old_or_the_new(tmp_path):
     there = Index.load(tmp_path / "index")
     assert (len(there), there.dim) in {(30, 4), (120_000, 128)}
     there.search(there.rows(0, 1), 1)
+
+
+@pytest.mark.parametrize("rows", [3, 9000])
+def test_an_addition_whose_last_word_of_progress_raises_adds_nothing(rows):
+    index = Index()
+    index.add(np.zeros((2, 4), np.float32))
+
+    def stop(fraction):
+        if fraction == 1.0:
+            raise LookupError("at the end")
+
+    with pytest.raises(LookupError, match="at the end"):
+        index.add(np.ones((rows, 4), np.float32), progress=stop)
+    assert len(index) == 2
+    index.add(np.ones((rows, 4), np.float32))
+    assert index.search(np.ones((1, 4), np.float32), 1)[1].tolist() == [[2]]

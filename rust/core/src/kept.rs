@@ -31,6 +31,8 @@ pub(crate) struct References<'a, E> {
     pub(crate) kept: Option<&'a Kept>,
     /// What to ask before a row is read; nothing, if they may all be read.
     pub(crate) guard: Option<&'a dyn Guard>,
+    /// Whether all rows are known to be finite.
+    pub(crate) finite: bool,
 }
 
 /// Knows whether rows may be read.
@@ -42,7 +44,7 @@ pub(crate) trait Guard: Sync {
 impl<'a, E> References<'a, E> {
     /// Rows that are searched once.
     pub(crate) fn passing(rows: MatrixRef<'a, E>) -> Self {
-        Self { rows, kept: None, guard: None }
+        Self { rows, kept: None, guard: None, finite: false }
     }
 
     /// Ask before `rows` are read.
@@ -64,6 +66,9 @@ impl<'a, E> References<'a, E> {
 impl<E: Element> References<'_, E> {
     /// Whether all rows are finite, where nobody packs them; a pass over them is cheap beside a search in float64.
     pub(crate) fn check_finite(&self, threads: usize, monitor: &Monitor) -> Result<()> {
+        if self.finite {
+            return Ok(());
+        }
         let bad = FirstBad::new();
         let is_bad = |row: &usize| !self.rows.row(*row).iter().all(|x| x.to_f64().is_finite());
         self.each_piece(threads, monitor, |mut rows| {

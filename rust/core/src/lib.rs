@@ -56,7 +56,7 @@ pub use blocks::BlockSearch;
 pub use cancel::{Monitor, Report};
 pub use error::{Argument, Error, Result};
 pub use half::{bf16, f16};
-pub use index::{Index, Snapshot};
+pub use index::{Addition, Index, Snapshot};
 pub use level::{LEVEL_VARIABLE, Level, Simd, active as active_level, set_level};
 pub use lp::Power;
 pub use matrix::{Element, MatrixRef, Output, QueryRef};

@@ -97,7 +97,10 @@ fn add<E: Stored + saved::Stored>(
     let rows = matrix::<E>(&rows, Argument::Reference)?;
     let is_small = rows.rows().saturating_mul(rows.dim()) <= INLINE_NUMBERS;
     let used = if is_small { 1 } else { threads.get() };
-    interrupt::run(py, threads, || is_small, progress, |monitor| index.add(rows, simd, used, monitor))
+    let addition =
+        interrupt::run(py, threads, || is_small, progress, |monitor| index.prepare(rows, simd, used, monitor))?;
+    // Not before the last word of `progress`, which may be an exception.
+    py.detach(|| index.append(addition, simd)).into_py()
 }
 
 /// The arguments of a search by count.

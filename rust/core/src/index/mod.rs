@@ -1,8 +1,8 @@
 //! References that are prepared once and searched many times.
 //!
 //! ```text
-//! add ──few rows──> the open part: rows only, until there are `sealed_rows` of them
-//!     └─many rows─> a part of its own, packed at once
+//! prepare ──few rows──append──> the open part: rows only, until there are `sealed_rows` of them
+//!         └─many rows: packed──append──> a part of its own
 //! search, radius ──snapshot of the parts──> blocks.rs, radius.rs: part after part, with the panels that are kept of it
 //! remove ──> parts that lose rows are made anew, the others stay as they are
 //! save, load ──> file.rs: rows and codes are mapped, and checked where they are used
@@ -102,46 +102,63 @@ impl<E: Element + Stored> Index<E> {
     /// one, else on the pool of this process.
     ///
     /// # Errors
+    /// Those of [`Index::prepare`] and [`Index::append`].
+    pub fn add(&self, rows: MatrixRef<'_, E>, simd: Simd, threads: usize, monitor: &Monitor) -> Result<()> {
+        self.append(self.prepare(rows, simd, threads, monitor)?, simd)
+    }
+
+    /// The long part of adding rows, which may be cancelled: nobody sees them yet.
+    ///
+    /// # Errors
     /// [`Error::DimensionMismatch`], [`Error::NonFinite`] with the row of `rows`, [`Error::TooManyRows`],
     /// [`Error::OutOfMemory`], [`Error::Cancelled`].
-    pub fn add(&self, rows: MatrixRef<'_, E>, simd: Simd, threads: usize, monitor: &Monitor) -> Result<()> {
+    pub fn prepare(
+        &self,
+        rows: MatrixRef<'_, E>,
+        simd: Simd,
+        threads: usize,
+        monitor: &Monitor,
+    ) -> Result<Addition<E>> {
         if rows.dim() != self.dim {
             return Err(Error::DimensionMismatch { query: self.dim, reference: rows.dim() });
         }
+        self.check_total(&self.read(), rows.rows())?;
         let pool_threads = NonZero::new(threads).unwrap_or(NonZero::<usize>::MIN);
-        pool::enter(pool_threads, threads <= 1, || self.add_here(rows, simd, threads, monitor))
-    }
-
-    fn add_here(&self, rows: MatrixRef<'_, E>, simd: Simd, threads: usize, monitor: &Monitor) -> Result<()> {
-        References::passing(rows).check_finite(threads, monitor)?;
-        let check_total =
-            |parts: &[Arc<Part<E>>]| check_row_count(rows_of(parts).saturating_add(rows.rows()), Argument::Reference);
-        check_total(&self.read())?;
-        if rows.rows() >= self.sealed_rows {
-            // Packed before anybody sees it, and outside the lock.
+        pool::enter(pool_threads, threads <= 1, || {
+            References::passing(rows).check_finite(threads, monitor)?;
             let part = Part::new(rows, self.sealed_rows)?;
             part.pack(self.metric, simd, threads, monitor)?;
-            let _changing = self.change();
-            let mut parts = self.write();
-            check_total(&parts)?;
-            parts.push(Arc::new(part));
-        } else if rows.rows() > 0 {
-            let changing = self.change();
-            let mut parts = self.write();
-            check_total(&parts)?;
-            match parts.last_mut().filter(|last| last.is_open()) {
-                Some(open) => Part::append(open, rows)?,
-                None => parts.push(Arc::new(Part::new(rows, self.sealed_rows)?)),
-            }
-            let last = parts.last().filter(|last| !last.is_open()).map(Arc::clone);
-            drop(parts);
-            drop(changing);
-            if let Some(sealed) = last {
-                // The rows are there, whatever becomes of this: a search makes what it misses.
-                let _ = sealed.pack(self.metric, simd, threads, monitor);
-            }
+            Ok(Addition(part))
+        })
+    }
+
+    /// Append rows that were prepared for this index; it takes a moment.
+    ///
+    /// # Errors
+    /// [`Error::TooManyRows`], [`Error::OutOfMemory`]; then nothing has been appended.
+    pub fn append(&self, Addition(part): Addition<E>, simd: Simd) -> Result<()> {
+        if part.rows() == 0 {
+            return Ok(());
+        }
+        let changing = self.change();
+        let mut parts = self.write();
+        self.check_total(&parts, part.rows())?;
+        match parts.last_mut().filter(|last| last.is_open() && part.is_open()) {
+            Some(open) => Part::append(open, part.matrix()?)?,
+            None => parts.push(Arc::new(part)),
+        }
+        let last = parts.last().filter(|last| !last.is_open()).map(Arc::clone);
+        drop(parts);
+        drop(changing);
+        if let Some(sealed) = last {
+            // The rows are there, whatever becomes of this: a search makes what it misses.
+            let _ = pool::enter(NonZero::<usize>::MIN, true, || sealed.pack(self.metric, simd, 1, &Monitor::new()));
         }
         Ok(())
+    }
+
+    fn check_total(&self, parts: &[Arc<Part<E>>], more: usize) -> Result<()> {
+        check_row_count(rows_of(parts).saturating_add(more), Argument::Reference)
     }
 
     /// Drop the rows whose place in `mask` is true; those behind them move up. After an error all are there.
@@ -211,6 +228,9 @@ impl<E: Element + Stored> Index<E> {
         Snapshot { metric: self.metric, dim: self.dim, parts: self.read().clone() }
     }
 }
+
+/// Rows that are ready to be appended to the index that prepared them.
+pub struct Addition<E>(Part<E>);
 
 fn rows_of<E: Element + Stored>(parts: &[Arc<Part<E>>]) -> usize {
     parts.iter().map(|part| part.rows()).sum()

@@ -167,7 +167,7 @@ impl<E: Element + Stored> Part<E> {
             Numbers::Mapped(numbers) => (numbers.unverified(), Some(self as &dyn Guard)),
         };
         let rows = MatrixRef::new(numbers, self.rows, dim, Argument::Reference)?;
-        Ok(References { rows, kept: self.kept.as_ref(), guard })
+        Ok(References { rows, kept: self.kept.as_ref(), guard, finite: true })
     }
 }
 

@@ -36,6 +36,12 @@ const SAMPLE: usize = 256;
 /// in float64 stays negligible when scaled by it (`docs/exactness.md`, "Range").
 const LARGEST_SCALE_EXPONENT: i32 = 400;
 
+/// Whether a frame may have this scale.
+fn is_scale(scale: f64) -> bool {
+    let range = power_of_two(-LARGEST_SCALE_EXPONENT)..=power_of_two(LARGEST_SCALE_EXPONENT);
+    range.contains(&scale) && scale == power_of_two(exponent(scale))
+}
+
 /// Sampled rows larger than this many times the median do not count.
 const OUTLIER: f64 = 8.0;
 

@@ -10,7 +10,7 @@
 
 use std::ops::Range;
 
-use super::{Aligned, Frame, PackedReference};
+use super::{Aligned, Frame, PackedReference, is_scale};
 use crate::error::{Error, Result, try_vec};
 use crate::kernel::{Kernel, PanelTerms};
 use crate::metric::Metric;
@@ -64,8 +64,14 @@ impl Frame {
 
     /// The frame of a file; `double` says whether the rows are float64.
     pub(crate) fn read(saved: &Saved, prefix: &str, metric: Metric, dim: usize, double: bool) -> Result<Self> {
-        let numbers = read(saved, &format!("{prefix}frame"), &[1 + dim])?;
-        Ok(Self::new(metric, numbers[1..].to_vec(), numbers[0], double))
+        let name = format!("{prefix}frame");
+        let numbers: Vec<f64> = read(saved, &name, &[1 + dim])?;
+        let (scale, centre) = (numbers[0], &numbers[1..]);
+        if !is_scale(scale) || !centre.iter().all(|c| c.is_finite()) {
+            let wanted = format!("a power of two and a finite centre in tensor {name:?}");
+            return Err(Error::bad_file(saved.path(), wanted, "something else"));
+        }
+        Ok(Self::new(metric, centre.to_vec(), scale, double))
     }
 }
 
