@@ -49,8 +49,6 @@ __all__ = [
 # Without a handler of its own a library's warnings would reach stderr through logging's last resort.
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
-_METRICS = ("sqeuclidean", "euclidean", "cosine", "inner_product", "cityblock", "chebyshev", "minkowski")
-
 
 def knn(
     query: Any,
@@ -270,8 +268,8 @@ def radius(
 
 
 def _check_metric(metric: str, p: float | None) -> float | None:
-    if metric not in _METRICS:
-        raise ValueError(f"metric must be one of {', '.join(_METRICS)}, got {metric!r}")
+    if metric not in _arrays.METRICS:
+        raise ValueError(f"metric must be one of {', '.join(_arrays.METRICS)}, got {metric!r}")
     if p is None:
         return None
     exponent = _arrays.as_exponent(p, "p")

@@ -25,6 +25,9 @@ import numpy.typing as npt
 #: What every search takes, as the error messages say it.
 DTYPES = "float32, float64, float16 or bfloat16"
 
+#: What `exactknn.knn`, `exactknn.radius` and the command line rank by.
+METRICS = ("sqeuclidean", "euclidean", "cosine", "inner_product", "cityblock", "chebyshev", "minkowski")
+
 #: The types that hold every value of a type exactly, itself included.
 HELD_BY = {
     "float16": ("float16", "float32", "float64"),

@@ -7,7 +7,7 @@
                   |                                   |           +--> searching: progress
                   +----------- CommandError ----------+--> one line on stderr, exit code
 
-NumPy is imported where it is used, so that ``--help`` does not wait for it.
+`_files` is imported where it is used, so that ``--help`` does not wait for it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 if TYPE_CHECKING:
     from exactknn._files import OutputFile, VectorFile
@@ -130,8 +132,6 @@ def put_in_place(outputs: Sequence[OutputFile]) -> None:
 
 def common_dtype(query: VectorFile, reference: VectorFile | None) -> Any:
     """Return the type that holds the values of both files exactly, as `_arrays.as_pair` chooses it."""
-    import numpy as np
-
     return query.dtype if reference is None else np.promote_types(query.dtype, reference.dtype)
 
 

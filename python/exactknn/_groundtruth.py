@@ -17,13 +17,13 @@ import contextlib
 import os
 from typing import IO, TYPE_CHECKING, Any
 
-from exactknn import _METRICS, _texts
+import numpy as np
+import numpy.typing as npt
+
+from exactknn import _arrays, _cli_options, _texts
 from exactknn._command import CommandError, common_dtype
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     from exactknn._files import OutputFile, VectorFile
 
 SUFFIXES = (".ivecs", ".ibin", ".bin", ".hdf5", ".h5", ".npz")
@@ -38,8 +38,6 @@ _HDF5_DISTANCES = {"euclidean": "euclidean", "cosine": "angular"}
 
 def add_command(commands: argparse._SubParsersAction[Any]) -> None:
     """Add the command to those of the command line."""
-    from exactknn import cli
-
     command = commands.add_parser(
         "groundtruth",
         help="write the true neighbours in the formats of benchmarks",
@@ -59,19 +57,25 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
     )
     command.add_argument("--query", required=True, metavar="Q", help="file of the query vectors")
     command.add_argument(
-        "-k", type=cli._positive, default=100, metavar="K", help="neighbours of each query, at least 1 (default: 100)"
+        "-k",
+        type=_cli_options.positive,
+        default=100,
+        metavar="K",
+        help="neighbours of each query, at least 1 (default: 100)",
     )
     command.add_argument(
         "--metric",
-        choices=_METRICS,
+        choices=_arrays.METRICS,
         help="what to rank by and which values to write, as for 'exactknn search' (default: euclidean for .hdf5 and "
         ".h5, which take that and cosine only, else sqeuclidean)",
     )
-    command.add_argument("--p", type=cli._exponent, metavar="P", help="exponent of minkowski, above 0 (default: 2)")
+    command.add_argument(
+        "--p", type=_cli_options.exponent, metavar="P", help="exponent of minkowski, above 0 (default: 2)"
+    )
     command.add_argument("--output", required=True, metavar="GT", help="where the ground truth goes, see above")
     command.add_argument("--distances", metavar="OUT2", help="write the distances here too: .fvecs or .fbin (float32)")
-    cli._add_memory(command)
-    cli._add_running(command)
+    _cli_options.add_memory(command)
+    _cli_options.add_running(command)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -107,8 +111,6 @@ def _open_outputs(
     query: VectorFile, base: VectorFile | None, arguments: argparse.Namespace, stack: contextlib.ExitStack
 ) -> list[OutputFile]:
     """Check where the results go and stage the files there, so that no search is made in vain."""
-    import numpy as np
-
     from exactknn import _cli_search, _files
 
     suffix = _suffix(arguments.output)
@@ -163,7 +165,6 @@ def _write_hdf5(
 ) -> None:
     """Write what ann-benchmarks reads: the vectors in the types in which they were searched, ids as int32."""
     import h5py
-    import numpy as np
 
     from exactknn import _cli_search
 
