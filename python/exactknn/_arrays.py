@@ -221,7 +221,7 @@ def as_view(values: Any, name: str) -> tuple[npt.NDArray[Any], bool]:
     Returns:
         The array, and whether it holds the bits of bfloat16 values.
     """
-    array, is_bfloat16 = _as_array(values, name)
+    array, is_bfloat16 = _imported(values, name)
     if array.ndim != 2:
         raise ValueError(f"{name} must be 2-D (rows, dimensions), got shape {tuple(array.shape)}")
     if not is_bfloat16 and (array.dtype.kind != "f" or array.dtype.itemsize not in (2, 4, 8)):
@@ -376,7 +376,7 @@ _ROUNDING = {
 }
 
 
-def _as_array(values: Any, name: str) -> tuple[npt.NDArray[Any], bool]:
+def _imported(values: Any, name: str) -> tuple[npt.NDArray[Any], bool]:
     """An ndarray of any layout, and whether it holds the bits of bfloat16 values."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(values, torch.Tensor):
@@ -427,6 +427,8 @@ def _from_sequence(values: Any, name: str) -> tuple[npt.NDArray[Any], bool]:
         array = np.asarray(values)
     except ValueError as error:
         raise ValueError(f"{name} must be 2-D (rows, dimensions) with rows of equal length: {error}") from error
+    if array.ndim == 0:
+        raise TypeError(f"{name} must be an array, a tensor or nested lists, got {type(values).__name__}")
     if isinstance(values, (list, tuple)) and array.dtype.kind in "iu":
         # Python numbers carry no element type, so whole ones are as good as floats while they stay exact.
         if array.size and max(abs(int(array.min())), abs(int(array.max()))) > _EXACT_INTEGER:

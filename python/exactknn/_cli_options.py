@@ -14,6 +14,7 @@ from exactknn import _arrays
 
 def add_inputs(command: argparse.ArgumentParser) -> None:
     """Add what `search` and `match` look at."""
+    command.set_defaults(reference_option="--reference")
     command.add_argument("--query", required=True, metavar="Q", help="file of the query vectors")
     command.add_argument(
         "--reference",

@@ -82,7 +82,7 @@ def find(arguments: argparse.Namespace, open_outputs: OpenOutputs, write: Write)
             neighbours, *others = outputs
             write(neighbours, query, reference, arguments, distances, indices)
             for output in others:
-                _files.write_matrix(output.stream, os.path.splitext(output.path)[1].lower(), distances)
+                _files.write_matrix(output.stream, _files.suffix_of(output.path), distances)
             put_in_place(outputs)
         if arguments.resume is not None:
             with contextlib.suppress(FileNotFoundError):
@@ -107,16 +107,15 @@ def _write(
     distances: Any,
     indices: Any,
 ) -> None:
-    _files.write_neighbours(output.stream, os.path.splitext(output.path)[1].lower(), distances, indices)
+    _files.write_neighbours(output.stream, _files.suffix_of(output.path), distances, indices)
 
 
 def _check_count(query: VectorFile, reference: VectorFile | None, arguments: argparse.Namespace) -> None:
     """Refuse a ``-k`` that is too large for the files."""
     source = reference or query
-    exclude_self = reference is None or arguments.exclude_self
-    most = source.rows - 1 if exclude_self else source.rows
-    if arguments.k > most:
-        without = ", of which a query may return all but itself" if exclude_self else ""
+    excludes_self = _excludes_self(reference, arguments)
+    if arguments.k > source.rows - excludes_self:
+        without = ", of which a query may return all but itself" if excludes_self else ""
         raise CommandError(f"-k {arguments.k} is too large: {source.path} has {source.rows} rows{without}")
 
 
@@ -160,14 +159,14 @@ def _neighbours(query: VectorFile, reference: VectorFile | None, arguments: argp
             pair.reference,
             arguments.k,
             arguments.metric,
-            exclude_self=reference is None or arguments.exclude_self,
+            exclude_self=_excludes_self(reference, arguments),
             num_threads=arguments.threads,
             progress=progress,
             p=arguments.p,
         )
 
 
-def _exclude_self(reference: VectorFile | None, arguments: argparse.Namespace) -> bool:
+def _excludes_self(reference: VectorFile | None, arguments: argparse.Namespace) -> bool:
     return reference is None or arguments.exclude_self
 
 
@@ -176,7 +175,7 @@ def _neighbours_in_blocks(
 ) -> tuple[Any, Any]:
     queries = rows_of(query, stack)
     references = queries if reference is None else rows_of(reference, stack)
-    exclude_self = _exclude_self(reference, arguments)
+    exclude_self = _excludes_self(reference, arguments)
     search = _large.Search(arguments.k, arguments.metric, arguments.p, exclude_self, arguments.threads)
     # What an archive holds had to be read already.
     held = sum(vectors.raw.nbytes for vectors in (query, reference) if vectors is not None and not vectors.is_mapped)
@@ -227,10 +226,10 @@ def _about(query: VectorFile, reference: VectorFile | None, arguments: argparse.
         "-k": arguments.k,
         "--metric": arguments.metric,
         "--p": arguments.p,
-        "--exclude-self": _exclude_self(reference, arguments),
+        "--exclude-self": _excludes_self(reference, arguments),
         "--max-memory": arguments.max_memory,
     }
-    for option, vectors in (("--query", query), ("--reference", reference)):
+    for option, vectors in (("--query", query), (arguments.reference_option, reference)):
         if vectors is None:
             about[option] = None
             continue

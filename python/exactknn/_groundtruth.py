@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +25,7 @@ from exactknn._command import CommandError, common_dtype
 if TYPE_CHECKING:
     from exactknn._files import OutputFile, VectorFile
 
-SUFFIXES = (".ivecs", ".ibin", ".bin", ".hdf5", ".h5", ".npz")
+TRUTH_SUFFIXES = (".ivecs", ".ibin", ".bin", ".hdf5", ".h5", ".npz")
 """What a ground truth can be written to."""
 
 _HDF5 = (".hdf5", ".h5")
@@ -46,7 +45,7 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    command.set_defaults(run=run, exclude_self=False)
+    command.set_defaults(run=run, exclude_self=False, reference_option="--base")
     command.add_argument(
         "--base",
         "--reference",
@@ -83,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
     from exactknn import _cli_search, _files
 
     try:
-        _choose_metric(arguments, _files.check_output_suffix(arguments.output, SUFFIXES, "--output"))
+        _choose_metric(arguments, _files.check_output_suffix(arguments.output, TRUTH_SUFFIXES, "--output"))
     except _files.FileError as error:
         raise CommandError(str(error)) from error
     return _cli_search.find(arguments, _open_outputs, _write)
@@ -113,7 +112,7 @@ def _open_outputs(
     """Check where the results go and stage the files there, so that no search is made in vain."""
     from exactknn import _cli_search, _files
 
-    suffix = _suffix(arguments.output)
+    suffix = _files.suffix_of(arguments.output)
     _files.check_indices_fit((base or query).rows, arguments.output, suffix)
     paths = {"--output": arguments.output}
     singles = {arguments.output: suffix} if suffix == ".bin" else {}
@@ -131,10 +130,6 @@ def _open_outputs(
     return _cli_search.staged(paths, query, base, arguments, stack)
 
 
-def _suffix(path: str) -> str:
-    return os.path.splitext(path)[1].lower()
-
-
 def _write(
     output: OutputFile,
     query: VectorFile,
@@ -146,7 +141,7 @@ def _write(
     """Write the neighbours as the suffix of the output says."""
     from exactknn import _files
 
-    suffix = _suffix(output.path)
+    suffix = _files.suffix_of(output.path)
     if suffix in _HDF5:
         _write_hdf5(output.stream, query, base or query, arguments.metric, distances, indices)
     elif suffix == ".bin":

@@ -354,7 +354,9 @@ class Index:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, num_threads: int | None = None) -> Index:
-        """Open a saved index. Its rows stay in the file, which is mapped, until a search needs them.
+        """Return a saved index. Its rows stay in the file, which is mapped, until a search needs them.
+
+        A method of the class: called on an index it changes nothing of that one.
 
         What is read is checked when it is first used. Nobody may change the file in place or truncate it while it is
         in use; to replace it, as `save` does, is safe. Rows that are added later must be of a type whose values the
@@ -398,7 +400,7 @@ class Index:
     def _there(self, purpose: str) -> _core.Index:
         native = self._native
         if native is None:
-            raise ValueError(f"there are no rows to {purpose}: call add() or load() first")
+            raise ValueError(f"there are no rows to {purpose}: call add() or train() first")
         return native
 
     def _filled(self, matrix: _arrays.Matrix, num_threads: int | None, report: _progress.Report | None) -> _core.Index:
@@ -415,6 +417,9 @@ class Index:
         num_threads: int | None,
         report: _progress.Report | None,
     ) -> None:
+        columns = matrix.array.shape[1]
+        if columns != native.dim:
+            raise ValueError(f"reference must have {native.dim} columns as the rows of the index, got {columns}")
         if self._dtype is None and native.dtype not in _arrays.HELD_BY[matrix.dtype_name]:
             raise TypeError(
                 f"reference must be of a type whose values {native.dtype} holds, the type of the first rows, got "

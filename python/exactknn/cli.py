@@ -332,7 +332,7 @@ def _task(arguments: argparse.Namespace) -> Task:
     reference = None if arguments.reference is None else _files.open_vectors(arguments.reference)
     if query.rows == 0:
         raise CommandError(f"--embeddings {query.path} has no rows; wanted at least one query")
-    check_dimensions(query, reference or query, "--embeddings")
+    check_dimensions(query, reference or query, "--embeddings", "--reference")
     labels = _labels(arguments.labels, "--labels", query)
     reference_labels = None
     if reference is not None:

@@ -209,7 +209,7 @@ def test_a_row_that_is_not_finite_is_named_by_its_number_in_the_file(tmp_path, r
             ("--threshold", "1", "--query", "q.npy", "--output", "o.txt"),
             "o.txt: unknown suffix '.txt' for --output; wanted one of .csv, .npz",
         ),
-        (("--threshold", "1", "--query", "q.npz", "--output", "q.npz"), "the output would replace the input q.npz"),
+        (("--threshold", "1", "--query", "q.npz", "--output", "q.npz"), "--output q.npz would replace the input q.npz"),
         (
             ("--threshold", "1e39", "--query", "q.npy", "--output", "o.csv"),
             "--threshold 1e+39 is beyond float32, the type of the distances",

@@ -235,6 +235,11 @@ def test_a_list_of_matrices_is_blocks_and_nested_lists_are_a_matrix():
             r"reference block 1 must have 4 columns as the first, got shape \(3, 5\)",
         ),
         ([rows(3, 4), rows(3, 4)[0]], ValueError, r"reference block 1 must be 2-D .* got shape \(4,\)"),
+        (
+            [rows(3, 4), (rows(3, 4), np.zeros(3))],
+            TypeError,
+            "reference block 1 must be one matrix, got a tuple of 2 arrays: pass the rows alone",
+        ),
         ([rows(3, 4), rows(3, 4).astype(int)], TypeError, "reference block 1 must hold float32, .* got int64"),
         ([rows(3, 5)], ValueError, "query and reference must have the same number of columns, got 4 and 5"),
         ([], ValueError, "k must be at most the number of references, got k=2 with 0 references"),
