@@ -42,8 +42,8 @@ _DLPACK_CPU_DEVICES = (1, 3, 11)
 # Elements that are rounded together: their temporaries stay a few MiB.
 _ROUNDED_ELEMENTS = 1 << 18
 
-# The largest integer up to which all integers are float64 numbers.
-_EXACT_INTEGER = 2**53
+#: The largest integer up to which all integers are float64 numbers.
+EXACT_INTEGER = 2**53
 
 
 class Matrix(NamedTuple):
@@ -431,7 +431,7 @@ def _from_sequence(values: Any, name: str) -> tuple[npt.NDArray[Any], bool]:
         raise TypeError(f"{name} must be an array, a tensor or nested lists, got {type(values).__name__}")
     if isinstance(values, (list, tuple)) and array.dtype.kind in "iu":
         # Python numbers carry no element type, so whole ones are as good as floats while they stay exact.
-        if array.size and max(abs(int(array.min())), abs(int(array.max()))) > _EXACT_INTEGER:
+        if array.size and max(abs(int(array.min())), abs(int(array.max()))) > EXACT_INTEGER:
             raise TypeError(f"{name} must hold {DTYPES} values, got integers beyond 2**53")
         array = array.astype(np.float64)
     return _bits_of_bfloat16(array)

@@ -1,10 +1,12 @@
-"""``exactknn search``: files of vectors in, files of neighbours out.
+"""``exactknn search``: files of vectors in, files of neighbours out. ``exactknn groundtruth`` takes the same course.
 
 ::
 
     headers checked --> outputs staged --+--> all vectors loaded ------> _core.knn ---+--> written, renamed into place
                                          +--> --max-memory, --resume --> _large ------+
                                                     now and then, and at Ctrl-C --> _checkpoint
+
+What the two commands do not share is handed to `find`: how outputs are checked, and how neighbours are written.
 """
 
 from __future__ import annotations
@@ -128,13 +130,18 @@ def _open_outputs(
     _files.check_indices_fit((reference or query).rows, arguments.output, suffix)
     if arguments.distances is not None:
         kind = _files.check_output_suffix(arguments.distances, _files.DISTANCE_SUFFIXES, "--distances")
-        if common_dtype(query, reference) == np.float64:
-            raise CommandError(
-                f"--distances {arguments.distances}: float64 vectors have float64 distances, which {kind} cannot hold; "
-                "write them to an .npz with --output"
-            )
+        check_distances_fit(query, reference, arguments.distances, kind, "an .npz")
         paths["--distances"] = arguments.distances
     return staged(paths, query, reference, arguments, stack)
+
+
+def check_distances_fit(query: VectorFile, reference: VectorFile | None, path: str, suffix: str, instead: str) -> None:
+    """Refuse float64 distances for a file that holds float32 alone; ``instead`` names the kinds that hold them."""
+    if common_dtype(query, reference) == np.float64:
+        raise CommandError(
+            f"{path}: float64 vectors have float64 distances, which {suffix} cannot hold; "
+            f"write them to {instead} with --output"
+        )
 
 
 def staged(

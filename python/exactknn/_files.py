@@ -8,7 +8,7 @@
                                                                    file memory-mapped      where they have to be
 
     (distances, indices) ----> OutputFile: a temporary file in the folder of the output ----rename----> OUT.npz
-                                                                                          .ivecs .ibin .fvecs .fbin
+                                                                                          .ivecs .ibin .bin .fvecs .fbin
     blocks of matching pairs ---> the same -------------------------------------------rename----> OUT.csv OUT.npz
 
 Nothing here unpickles anything, and nothing is allocated from a number in a header before that number has been

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from exactknn import _arrays, _cli_options, _texts
-from exactknn._command import CommandError, common_dtype
+from exactknn._command import CommandError
 
 if TYPE_CHECKING:
     from exactknn._files import OutputFile, VectorFile
@@ -122,11 +122,7 @@ def _open_outputs(
             arguments.distances, _files.DISTANCE_SUFFIXES, "--distances"
         )
     for path, kind in singles.items():
-        if common_dtype(query, base) == np.float64:
-            raise CommandError(
-                f"{path}: float64 vectors have float64 distances, which {kind} cannot hold; "
-                "write them to an .npz or .hdf5 with --output"
-            )
+        _cli_search.check_distances_fit(query, base, path, kind, "an .npz or .hdf5")
     return _cli_search.staged(paths, query, base, arguments, stack)
 
 

@@ -315,7 +315,8 @@ class RustKNN:
     def _check_metric(self, index: Index) -> None:
         wanted = self._new_index()
         if (index.metric, index.p) != (wanted.metric, wanted.p):
-            raise ValueError(f"the index must have the metric of {self.distance!r}, like {wanted!r}, got {index!r}")
+            name = repr(wanted.metric) if wanted.p is None else f"{wanted.metric!r} with p={wanted.p:g}"
+            raise ValueError(f"the index must have the metric of {self.distance!r}, {name}, got {index!r}")
 
     def __repr__(self) -> str:
         switches = f", reset_before={self.reset_before}, reset_after={self.reset_after}" if self.keeps_index else ""
