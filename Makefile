@@ -109,13 +109,15 @@ check: lint test ## what .ci/run runs: lint, then test
 # ------------------------------------------------------------------------------------------------------------- measures
 
 .PHONY: bench
-bench: setup ## criterion and pytest-benchmark, then the peers of search, evaluation, matching and the loss (minutes in all)
+bench: setup ## criterion and pytest-benchmark, then the peers of search, evaluation, matching, the loss and the index (minutes in all)
 	cargo bench --package exactknn-core --bench '*' -- --quick
 	$(BIN)/python -m pytest --benchmark-enable --benchmark-only benches
 	$(BIN)/python -m benches.peers --quick
 	$(BIN)/python -m benches.evaluation --quick --rounds 1
 	$(BIN)/python -m benches.matching --rows 20000
 	$(BIN)/python -m benches.ranked_list_loss
+	$(BIN)/python -m benches.index --rows 200000 --seconds 0.5
+	$(BIN)/python -m benches.large --rows 1000000 --part 200000 --memory 200MB
 
 .PHONY: bench-peers
 bench-peers: setup ## the full comparison with faiss, torch, pytorch-metric-learning, scikit-learn and usearch, recorded

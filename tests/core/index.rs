@@ -261,8 +261,9 @@ fn errors_say_what_is_wrong() {
     let refused = pair.index.add(rows, simd, 1, &Monitor::new());
     assert!(matches!(refused, Err(Error::NonFinite { argument: Argument::Reference, row: 1, column: 1, .. })));
     assert!(matches!(pair.index.remove(&[true]), Err(Error::BadArray { argument: "mask", .. })));
-    assert!(matches!(pair.index.copy(1, 3), Err(Error::BadArray { argument: "rows", .. })));
-    assert_eq!(pair.index.copy(1, 2).expect("a row"), [3.0, 4.0]);
+    assert!(matches!(pair.index.copy(1, Some(3)), Err(Error::BadArray { argument: "rows", .. })));
+    assert_eq!(pair.index.copy(1, Some(2)).expect("a row"), [3.0, 4.0]);
+    assert_eq!(pair.index.copy(1, None).expect("the last row"), [3.0, 4.0]);
     let query = MatrixRef::new(&[1.0f32, 2.0], 1, 2, Argument::Query).expect("a good matrix");
     let options = Options { k: 3, metric: Metric::Euclidean, exclude_self: false, simd, threads: THREADS };
     let refused = pair.index.snapshot().search(query.into(), options, &Monitor::new());
