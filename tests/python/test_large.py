@@ -251,6 +251,12 @@ def test_blocks_that_do_not_fit_are_named(blocks, error, text):
         exactknn.knn(rows(2, 4), iter(blocks), 2)
 
 
+def test_a_block_may_be_a_list_of_rows():
+    x = rows(7, 4)
+    found = exactknn.knn(x[:2], iter([list(x[:3]), x[3:]]), 7)
+    assert found[1].tolist() == exactknn.knn(x[:2], x, 7)[1].tolist()
+
+
 def test_self_needs_the_queries_among_the_blocks():
     x = rows(30, 4)
     assert_same(exactknn.knn(x[:9], iter([x]), 29, exclude_self=True), exactknn.knn(x[:9], x, 29, exclude_self=True))
