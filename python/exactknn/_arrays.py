@@ -220,6 +220,9 @@ def as_view(values: Any, name: str) -> tuple[npt.NDArray[Any], bool]:
 
     Returns:
         The array, and whether it holds the bits of bfloat16 values.
+
+    Raises:
+        TypeError, ValueError: as `as_matrix`.
     """
     array, is_bfloat16 = _imported(values, name)
     if array.ndim != 2:

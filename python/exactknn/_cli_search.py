@@ -70,7 +70,17 @@ class Write(Protocol):
 
 
 def find(arguments: argparse.Namespace, open_outputs: OpenOutputs, write: Write) -> int:
-    """Search, write the result, also the distances alone where they are wanted, and return the exit code."""
+    """Search, write the result, also the distances alone where they are wanted, and return the exit code.
+
+    Args:
+        arguments: of ``search`` or ``groundtruth``.
+        open_outputs: checks where the results go, before the search.
+        write: writes the neighbours, after it.
+
+    Raises:
+        CommandError: an argument or a file that is refused.
+        KeyboardInterrupt: at Ctrl-C; its text says how to go on, where the state was kept.
+    """
     most_bytes = math.inf if arguments.max_memory is None else arguments.max_memory
     try:
         query, reference = open_inputs(arguments, most_bytes)

@@ -288,6 +288,9 @@ def knn(
 
     The arguments are those of `exactknn.knn`, checked; ``max_memory`` in bytes, None for no bound. Queries and, unless
     they are blocks of rows (`_arrays.is_blocks`), references may be arrays of any layout.
+
+    Raises:
+        TypeError, ValueError: as `exactknn.knn`.
     """
     with contextlib.ExitStack() as stack:
         if isinstance(reference, Generator):

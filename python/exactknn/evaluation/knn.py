@@ -117,7 +117,16 @@ class CustomKNN:
         return distances.to(_values_dtype(support, query, reference)), indices
 
     def native_support(self, query: Tensor, reference: Tensor) -> NativeSupport:
-        """Whether the core searches these embeddings, or why not."""
+        """Whether the core searches these embeddings, or why not.
+
+        Args:
+            query: ``(n, d)``.
+            reference: ``(m, d)``.
+
+        Raises:
+            ValueError: it does not, with ``backend="rust"``; or what it would search has a type that distances do not
+                take, or no columns.
+        """
         if self.backend == "torch":
             return unsupported("backend is 'torch'")
         support = native_support(self.distance, query, reference, _NAMES)
@@ -272,7 +281,15 @@ class RustKNN:
         self.index = None
 
     def native_support(self, query: Tensor, reference: Tensor) -> NativeSupport:
-        """Whether the core searches these embeddings, or why not; that is logged once."""
+        """Whether the core searches these embeddings, or why not; that is logged once.
+
+        Args:
+            query: ``(n, d)``.
+            reference: ``(m, d)``.
+
+        Raises:
+            ValueError: what it would search has a type that distances do not take, or no columns.
+        """
         support = native_support(self.distance, query, reference, _NAMES)
         if support.metric is None and not self._fallback_logged:
             self._fallback_logged = True
