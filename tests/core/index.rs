@@ -214,6 +214,52 @@ fn a_flipped_byte_gives_no_wrong_answer() {
     }
 }
 
+/// What is mapped takes no memory of the index, also once it has been used.
+#[test]
+fn what_lies_in_a_file_does_not_count_as_memory() {
+    let mut random = Random(11);
+    let all = convert(&rows(KINDS[0], 2000, 32, &mut random), |x| x as f32);
+    for simd in levels() {
+        let mut pair = Pair::new(32, Metric::SqEuclidean);
+        pair.add(&all, simd);
+        assert!(pair.index.bytes() > 2000 * 32 * 5, "rows and codes");
+        let file = Temporary::new(&format!("bytes-{:?}", simd.level()));
+        pair.index.save(&file.0, simd, 2, &Monitor::new()).expect("a good file");
+        pair.index = Index::load(&Saved::open(&file.0).expect("a good file")).expect("a good file");
+        assert_eq!(pair.index.bytes(), 0, "nobody has asked for anything");
+        pair.check(&all[..50], 3, false, simd);
+        let bytes = pair.index.bytes();
+        assert!((2000 * 8..2000 * 32).contains(&bytes), "{bytes}: offset and scale of each row, but no codes");
+    }
+}
+
+/// Rows that come one by one leave no room behind that nobody will use.
+#[test]
+fn a_full_part_has_no_room_left() {
+    // Of no filter, so that no panels are made.
+    let metric = Metric::minkowski(0.5).expect("above 0");
+    let mut pair = Pair::new(3, metric);
+    pair.add(&vec![vec![0.5f32; 3]; 3], levels()[0]);
+    for row in 3..64u8 {
+        pair.add(&[vec![f32::from(row); 3]], levels()[0]);
+    }
+    assert_eq!(pair.index.bytes(), 64 * 3 * 4);
+}
+
+/// Whoever cancels an addition finds the index as it was.
+#[test]
+fn a_cancelled_addition_adds_nothing() {
+    let numbers = [0.5f32; 200];
+    for count in [10, 100] {
+        let index = Index::new(2, Metric::SqEuclidean).expect("columns").sealed_at(64);
+        let rows = MatrixRef::new(&numbers[..2 * count], count, 2, Argument::Reference).expect("a good matrix");
+        let monitor = Monitor::new();
+        monitor.cancel();
+        assert_eq!(index.add(rows, levels()[0], 1, &monitor), Err(Error::Cancelled));
+        assert_eq!(index.rows(), 0);
+    }
+}
+
 /// Searches that run while rows come and go answer for the rows of one moment.
 #[test]
 fn searches_and_changes_do_not_meet() {

@@ -17,9 +17,9 @@ use crate::error::{Argument, Error, Result, try_vec};
 use crate::kept::References;
 use crate::matrix::{Element, MatrixRef, QueryRef, check_row_count};
 use crate::order::Neighbour;
-use crate::pack::{check_finite, try_zeroed};
+use crate::pack::try_zeroed;
 use crate::plan::{self, Options, Problem};
-use crate::pool::{self, PoolHandle, float_environment};
+use crate::pool::{self, float_environment};
 use crate::search::Neighbours;
 
 /// The nearest so far of some queries. The queries themselves are handed in again with each block, which makes a new one: so
@@ -96,17 +96,22 @@ impl BlockSearch {
         reference: MatrixRef<'_, E>,
         monitor: &Monitor,
     ) -> Result<Self> {
+        let mut places = try_vec(self.places.len(), "the neighbours")?;
+        places.extend_from_slice(&self.places);
+        let mut after = Self { places, ..*self };
         monitor.begin(self.problem::<E>(reference.rows(), false).pairs());
-        self.with_part(query.into(), References::passing(reference), monitor)
+        after.take_in(query.into(), References::passing(reference), monitor)?;
+        Ok(after)
     }
 
-    /// The same for a part of the references whose panels may be kept; the caller has begun the monitor.
-    pub(crate) fn with_part<E: Element>(
-        &self,
+    /// Search a part of the references whose panels may be kept; the caller has begun the monitor. After an error this search
+    /// is of no use any more.
+    pub(crate) fn take_in<E: Element>(
+        &mut self,
         query: QueryRef<'_, E>,
         references: References<'_, E>,
         monitor: &Monitor,
-    ) -> Result<Self> {
+    ) -> Result<()> {
         let reference = references.rows;
         if query.dim() != reference.dim() {
             return Err(Error::DimensionMismatch { query: query.dim(), reference: reference.dim() });
@@ -121,22 +126,17 @@ impl BlockSearch {
         if is_small {
             problem.threads = 1;
         }
-        if is_small || pool::is_worker() {
-            return float_environment::with_default(|| self.with_here(query, references, problem, monitor));
-        }
-        PoolHandle::get(self.options.threads)?.pool().install(|| self.with_here(query, references, problem, monitor))
+        pool::enter(self.options.threads, is_small, || self.take_in_here(query, references, problem, monitor))
     }
 
-    fn with_here<E: Element>(
-        &self,
+    fn take_in_here<E: Element>(
+        &mut self,
         query: QueryRef<'_, E>,
         references: References<'_, E>,
         problem: Problem,
         monitor: &Monitor,
-    ) -> Result<Self> {
+    ) -> Result<()> {
         let (first_row, reference) = (self.rows, references.rows);
-        let mut places = try_vec(self.places.len(), "the neighbours")?;
-        places.extend_from_slice(&self.places);
         let numbered_on = |error| match error {
             Error::NonFinite { argument: Argument::Reference, row, column, value } => {
                 Error::NonFinite { argument: Argument::Reference, row: first_row + row, column, value }
@@ -145,7 +145,7 @@ impl BlockSearch {
         };
         if self.places.is_empty() || reference.rows() == 0 {
             // Nothing to search, but what was passed must still be good.
-            check_finite(reference, problem.threads).map_err(numbered_on)?;
+            references.check_finite(problem.threads, monitor).map_err(numbered_on)?;
         } else {
             let k = self.options.k;
             let mut bars = Vec::new();
@@ -156,10 +156,11 @@ impl BlockSearch {
             }
             let options = &self.options;
             Job { query, references, options, problem, monitor, first_row, bars: &bars }
-                .run(Out::SoFar(&mut places))
+                .run(Out::SoFar(&mut self.places))
                 .map_err(numbered_on)?;
         }
-        Ok(Self { rows: first_row + reference.rows(), places, ..*self })
+        self.rows += reference.rows();
+        Ok(())
     }
 
     /// The neighbours among all references so far.
@@ -168,6 +169,10 @@ impl BlockSearch {
     /// [`Error::ReferenceLacksQueries`], [`Error::KTooLarge`] and [`Error::KTooLargeWithoutSelf`]: there are too few of them.
     pub fn result<E: Element>(&self) -> Result<Neighbours<E::Output>> {
         self.options.check_sizes(self.queries, self.rows)?;
+        float_environment::with_default(|| self.result_here::<E>())
+    }
+
+    fn result_here<E: Element>(&self) -> Result<Neighbours<E::Output>> {
         let mut values = try_zeroed::<E::Output>(self.places.len(), "the neighbours")?;
         let mut rows = try_zeroed::<i64>(self.places.len(), "the neighbours")?;
         for ((place, value), row) in self.places.iter().zip(&mut values).zip(&mut rows) {
@@ -230,5 +235,33 @@ impl BlockSearch {
         }
         (self.places, self.rows) = (places, so_far);
         Ok(())
+    }
+}
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests {
+    use std::num::NonZero;
+
+    use super::*;
+    use crate::level::{Level, Simd};
+    use crate::metric::Metric;
+    use crate::pool::float_environment::while_flushing;
+
+    #[test]
+    fn results_do_not_depend_on_the_callers_float_state() {
+        let simd = Level::available().into_iter().filter_map(Simd::new).next_back().expect("a level");
+        let (k, threads) = (2, NonZero::<usize>::MIN);
+        let options = Options { k, metric: Metric::Cityblock, exclude_self: false, simd, threads };
+        let query = MatrixRef::new(&[0.0f32], 1, 1, Argument::Query).expect("a good matrix");
+        let numbers = [3, 1, 2].map(f32::from_bits);
+        let block = MatrixRef::new(&numbers, 3, 1, Argument::Reference).expect("a good matrix");
+        let found = while_flushing(|| {
+            let search = BlockSearch::new(query, options)?.with(query, block, &Monitor::new())?;
+            search.result::<f32>()
+        })
+        .expect("a good search");
+        // Bits: a comparison of subnormal numbers would itself obey the caller's state.
+        assert_eq!(found.values.iter().map(|value| value.to_bits()).collect::<Vec<_>>(), [1, 2]);
+        assert_eq!(found.rows, [1, 2]);
     }
 }

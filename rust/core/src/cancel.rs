@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use crate::error::{Error, Result};
 
-/// Shared by a search and its caller. The core only asks [`Monitor::check`]; it knows nothing of signals.
+/// Shared by a search and its caller. The core only asks whether it shall stop; it knows nothing of signals.
 #[derive(Debug, Default)]
 pub struct Monitor {
     cancelled: AtomicBool,

@@ -10,14 +10,17 @@ use std::any::Any;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use rayon::prelude::*;
+
 use crate::cancel::Monitor;
-use crate::error::Result;
+use crate::error::{Argument, Result};
 use crate::kernel::Kernel;
 use crate::level::Simd;
 use crate::matrix::{Element, MatrixRef};
 use crate::metric::Metric;
 use crate::pack::stored::codes_name;
-use crate::pack::{Frame, PackedReference};
+use crate::pack::{FirstBad, Frame, PackedReference};
+use crate::plan;
 use crate::saved::{Saved, Tensor};
 
 /// Rows to search.
@@ -59,6 +62,33 @@ impl<'a, E> References<'a, E> {
 }
 
 impl<E: Element> References<'_, E> {
+    /// Whether all rows are finite, where nobody packs them; a pass over them is cheap beside a search in float64.
+    pub(crate) fn check_finite(&self, threads: usize, monitor: &Monitor) -> Result<()> {
+        let bad = FirstBad::new();
+        let is_bad = |row: &usize| !self.rows.row(*row).iter().all(|x| x.to_f64().is_finite());
+        self.each_piece(threads, monitor, |mut rows| {
+            if let Some(row) = rows.find(is_bad) {
+                bad.report(row);
+            }
+        })?;
+        bad.check(self.rows, Argument::Reference)
+    }
+
+    /// Do `work` for all rows, piece by piece, each when it may be read.
+    fn each_piece(&self, threads: usize, monitor: &Monitor, work: impl Fn(Range<usize>) + Sync) -> Result<()> {
+        let rows = self.rows.rows();
+        let step = plan::block_rows(self.rows.dim().saturating_mul(size_of::<E>()));
+        let piece = |number: usize| {
+            monitor.check()?;
+            let piece = number * step..((number + 1) * step).min(rows);
+            self.verify(piece.clone())?;
+            work(piece);
+            Ok(())
+        };
+        let pieces = 0..rows.div_ceil(step);
+        if threads == 1 { pieces.into_iter().try_for_each(piece) } else { pieces.into_par_iter().try_for_each(piece) }
+    }
+
     /// The rows as kernel `K` reads them.
     pub(crate) fn panels<K: Kernel + 'static>(
         &self,
@@ -68,7 +98,9 @@ impl<E: Element> References<'_, E> {
         monitor: &Monitor,
     ) -> Result<Arc<Panels<K>>> {
         let make = || {
-            self.verify(0..self.rows.rows())?;
+            if self.guard.is_some() {
+                self.each_piece(threads, monitor, |_| ())?;
+            }
             Panels::make(simd, metric, self.rows, threads, monitor)
         };
         match self.kept {
@@ -104,6 +136,8 @@ pub(crate) trait AnyPanels: Any + Send + Sync {
     fn codes_name(&self) -> String;
     /// Bytes of memory that they take.
     fn bytes(&self) -> usize;
+    /// Bytes of their codes, wherever they lie.
+    fn code_bytes(&self) -> usize;
     /// What a file has to hold to give them again; the names begin with `prefix`.
     fn tensors<'a>(&'a self, prefix: &str, tensors: &mut Vec<Tensor<'a>>);
 }
@@ -115,6 +149,10 @@ impl<K: Kernel + 'static> AnyPanels for Panels<K> {
 
     fn bytes(&self) -> usize {
         self.packed.bytes()
+    }
+
+    fn code_bytes(&self) -> usize {
+        self.packed.code_bytes()
     }
 
     fn tensors<'a>(&'a self, prefix: &str, tensors: &mut Vec<Tensor<'a>>) {
@@ -183,9 +221,9 @@ impl Kept {
         self.lock().iter().map(|form| form.bytes()).sum()
     }
 
-    /// The form that takes the least.
+    /// The form that takes the least in a file.
     pub(crate) fn smallest(&self) -> Option<Arc<dyn AnyPanels>> {
-        self.lock().iter().min_by_key(|form| form.bytes()).map(Arc::clone)
+        self.lock().iter().min_by_key(|form| form.code_bytes()).map(Arc::clone)
     }
 }
 

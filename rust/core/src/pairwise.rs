@@ -18,7 +18,7 @@ use crate::metric::Metric;
 use crate::order::Neighbour;
 use crate::pack::try_zeroed;
 use crate::plan::{self, Problem};
-use crate::pool::{self, PoolHandle, float_environment};
+use crate::pool;
 use crate::rescore::{Prepared, Widened, score};
 
 /// Pairs of a task: a few hundred microseconds for rows of ordinary width.
@@ -81,10 +81,7 @@ impl<'a, E: Element> Pairwise<'a, E> {
     /// [`Error::NonFinite`] for a NaN or an infinity (the query's first, then the reference's), [`Error::OutOfMemory`],
     /// [`Error::Cancelled`].
     pub fn run(&self, monitor: &Monitor) -> Result<Vec<E::Output>> {
-        if self.is_small() || pool::is_worker() {
-            return float_environment::with_default(|| self.run_here(monitor));
-        }
-        PoolHandle::get(self.options.threads)?.pool().install(|| self.run_here(monitor))
+        pool::enter(self.options.threads, self.is_small(), || self.run_here(monitor))
     }
 
     fn run_here(&self, monitor: &Monitor) -> Result<Vec<E::Output>> {

@@ -104,6 +104,19 @@ impl PoolHandle {
     }
 }
 
+/// Run `work` on the pool of this process with `threads` threads: on this thread, if that is all it needs or if it belongs to
+/// such a pool. Either way under the default floating-point state.
+pub(crate) fn enter<T: Send>(
+    threads: NonZero<usize>,
+    is_small: bool,
+    work: impl FnOnce() -> Result<T> + Send,
+) -> Result<T> {
+    if is_small || is_worker() {
+        return float_environment::with_default(work);
+    }
+    PoolHandle::get(threads)?.pool().install(work)
+}
+
 /// The floating-point control state of a thread.
 ///
 /// Other libraries may have told the calling thread to flush subnormal numbers to zero, and new threads inherit that. The
@@ -122,7 +135,7 @@ pub mod float_environment {
     }
 
     #[cfg(target_arch = "x86_64")]
-    pub(super) fn write(state: u32) {
+    fn write(state: u32) {
         // SAFETY: the instruction reads four bytes from the address given; the state written is one that it was read as,
         // or Rust's own default.
         unsafe { std::arch::asm!("ldmxcsr [{}]", in(reg) &raw const state, options(nostack, preserves_flags)) };
@@ -138,6 +151,16 @@ pub mod float_environment {
     #[inline(never)]
     fn call<T>(work: impl FnOnce() -> T) -> T {
         work()
+    }
+
+    /// Run `work` as a caller would that has told its thread to flush subnormal numbers to zero.
+    #[cfg(all(test, target_arch = "x86_64"))]
+    pub(crate) fn while_flushing<T>(work: impl FnOnce() -> T) -> T {
+        const FLUSHING: u32 = DEFAULT | 0x8040;
+        with_default(|| {
+            write(FLUSHING);
+            call(work)
+        })
     }
 
     /// Run `work` under the default state, then put the thread's own state back, also when `work` panics.
@@ -182,9 +205,7 @@ mod tests {
             // Bits: a comparison of subnormal numbers would itself obey the caller's state.
             std::hint::black_box(std::hint::black_box(f32::MIN_POSITIVE) * std::hint::black_box(0.5)).to_bits()
         }
-        let flushing = 0x1f80 | 0x8040;
-        float_environment::with_default(|| {
-            float_environment::write(flushing);
+        float_environment::while_flushing(|| {
             assert_eq!(half(), 0, "the caller flushes");
             assert_ne!(float_environment::with_default(half), 0, "the work does not");
             assert_eq!(half(), 0, "the caller has its state back");

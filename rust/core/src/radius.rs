@@ -30,9 +30,9 @@ use crate::level::Simd;
 use crate::matrix::{Element, MatrixRef, Output, QueryRef};
 use crate::metric::Metric;
 use crate::order::Neighbour;
-use crate::pack::{Frame, PackedQuery, PackedReference, check_finite, try_zeroed};
+use crate::pack::{Frame, PackedQuery, PackedReference, try_zeroed};
 use crate::plan::{self, Plan, Problem};
-use crate::pool::{self, PoolHandle, float_environment};
+use crate::pool;
 use crate::rescore::{Prepared, Widened, score};
 
 /// Query rows of a task at most, a multiple of the tallest panel: bounds what is found and not yet written out.
@@ -152,10 +152,7 @@ impl<'a, E: Element> RadiusSearch<'a, E> {
     /// [`Error::NonFinite`] for a NaN or an infinity (the query's first, then the reference's), [`Error::OutOfMemory`],
     /// [`Error::Cancelled`].
     pub fn run(&self, monitor: &Monitor) -> Result<Within<E::Output>> {
-        if self.is_small() || pool::is_worker() {
-            return float_environment::with_default(|| self.run_here(monitor));
-        }
-        PoolHandle::get(self.options.threads)?.pool().install(|| self.run_here(monitor))
+        pool::enter(self.options.threads, self.is_small(), || self.run_here(monitor))
     }
 
     fn run_here(&self, monitor: &Monitor) -> Result<Within<E::Output>> {
@@ -172,8 +169,7 @@ impl<'a, E: Element> RadiusSearch<'a, E> {
         if nothing {
             // Nothing to search, but what was passed must still be good.
             for part in &self.parts {
-                part.verify(0..part.rows.rows())?;
-                check_finite(part.rows, problem.threads)?;
+                part.check_finite(problem.threads, monitor)?;
             }
             return join(Vec::new(), self.query.rows(), with_values, problem.threads);
         }
@@ -321,8 +317,7 @@ impl<E: Element> Job<'_, E> {
     fn run<T: Send>(&self, last: impl Fn(Vec<Vec<Found>>) -> Result<T> + Sync) -> Result<Vec<T>> {
         let filter = match self.problem.filter(self.options.simd.level()) {
             Filter::Direct => {
-                self.references.verify(0..self.references.rows.rows())?;
-                check_finite(self.references.rows, self.problem.threads)?;
+                self.references.check_finite(self.problem.threads, self.monitor)?;
                 let plan = self.plan(Filter::Direct);
                 return self.run_tasks(&plan, |queries, split| self.scan_direct(&plan, queries, split), last);
             }

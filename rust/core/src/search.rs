@@ -6,7 +6,7 @@ use crate::error::{Argument, Error, Result};
 use crate::matrix::{Element, MatrixRef};
 use crate::pack::try_zeroed;
 use crate::plan::{self, Options, Problem};
-use crate::pool::{self, PoolHandle, float_environment};
+use crate::pool;
 
 /// The `k` nearest of each query, nearest first, row by row.
 #[derive(Debug, Clone, PartialEq)]
@@ -64,10 +64,7 @@ impl<'a, E: Element> Search<'a, E> {
     /// [`Error::NonFinite`] for a NaN or an infinity (the query's first, then the reference's), [`Error::OutOfMemory`],
     /// [`Error::Cancelled`].
     pub fn run(&self, monitor: &Monitor) -> Result<Neighbours<E::Output>> {
-        if self.is_small() || pool::is_worker() {
-            return float_environment::with_default(|| self.run_here(monitor));
-        }
-        PoolHandle::get(self.options.threads)?.pool().install(|| self.run_here(monitor))
+        pool::enter(self.options.threads, self.is_small(), || self.run_here(monitor))
     }
 
     fn run_here(&self, monitor: &Monitor) -> Result<Neighbours<E::Output>> {

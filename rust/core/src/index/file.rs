@@ -6,6 +6,7 @@
 //! ```
 
 use std::collections::BTreeMap;
+use std::num::NonZero;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -17,6 +18,7 @@ use crate::level::Simd;
 use crate::matrix::{Element, check_row_count};
 use crate::metric::Metric;
 use crate::pack::stored::mapped;
+use crate::pool;
 use crate::saved::{self, Dtype, Saved, Stored, Tensor};
 
 /// The name of the rows' type in the file.
@@ -31,11 +33,17 @@ fn dtype_name<E: Stored>() -> Result<&'static str> {
 }
 
 impl<E: Element + Stored> Index<E> {
-    /// Write the index to `path`, whatever was there before; see [`saved`] for what an interruption leaves.
+    /// Write the index to `path`, whatever was there before; see [`saved`] for what an interruption leaves. With one thread on
+    /// this one, else on the pool of this process.
     ///
     /// # Errors
     /// [`Error::File`] for what the system refuses, [`Error::BadFile`], [`Error::OutOfMemory`], [`Error::Cancelled`].
     pub fn save(&self, path: &Path, simd: Simd, threads: usize, monitor: &Monitor) -> Result<()> {
+        let pool_threads = NonZero::new(threads).unwrap_or(NonZero::<usize>::MIN);
+        pool::enter(pool_threads, threads <= 1, || self.save_here(path, simd, threads, monitor))
+    }
+
+    fn save_here(&self, path: &Path, simd: Simd, threads: usize, monitor: &Monitor) -> Result<()> {
         let parts = self.snapshot().parts;
         let mut texts = BTreeMap::from([
             ("dtype".to_owned(), dtype_name::<E>()?.to_owned()),
@@ -58,7 +66,7 @@ impl<E: Element + Stored> Index<E> {
             let dim = self.dim;
             // In pieces: what is read from another file is verified on the way.
             let rows = move |push: saved::Push<'_, E>| {
-                let step = (saved::BLOCK / (dim * size_of::<E>())).max(1);
+                let step = (saved::BLOCK / dim.saturating_mul(size_of::<E>())).max(1);
                 (0..part.rows())
                     .step_by(step)
                     .try_for_each(|start| push(part.range(start..(start + step).min(part.rows()))?))

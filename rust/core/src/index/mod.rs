@@ -8,13 +8,15 @@
 //! save, load ──> file.rs: rows and codes are mapped, and checked where they are used
 //! ```
 //!
-//! A part never changes once a search may see it, so searches need no lock: they take a snapshot and keep it. Rows are
+//! A part never changes once a search may see it, so searches need no lock: they take a snapshot and keep it. They wait for no long
+//! change either: whoever removes rows makes the new ones first, and only then puts them in their place. Rows are
 //! numbered through all parts, in the order in which they were added.
 
 mod file;
 mod part;
 
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::num::NonZero;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::blocks::BlockSearch;
 use crate::cancel::Monitor;
@@ -23,9 +25,8 @@ use crate::kept::References;
 use crate::level::Simd;
 use crate::matrix::{Element, MatrixRef, QueryRef, check_row_count};
 use crate::metric::Metric;
-use crate::pack::check_finite;
 use crate::plan::{self, Options, Problem};
-use crate::pool::{self, PoolHandle, float_environment};
+use crate::pool;
 use crate::radius::{RadiusOptions, RadiusSearch, Within};
 use crate::saved::Stored;
 use crate::search::Neighbours;
@@ -41,6 +42,8 @@ pub struct Index<E: Element + Stored> {
     /// From so many rows on a part is packed.
     sealed_rows: usize,
     parts: RwLock<Vec<Arc<Part<E>>>>,
+    /// Held by whoever changes the parts, also while that takes long: searches do not wait for it.
+    changing: Mutex<()>,
 }
 
 impl<E: Element + Stored> Index<E> {
@@ -52,7 +55,7 @@ impl<E: Element + Stored> Index<E> {
         if dim == 0 {
             return Err(Error::NoColumns(Argument::Reference));
         }
-        Ok(Self { metric, dim, sealed_rows: SEALED_ROWS, parts: RwLock::default() })
+        Ok(Self { metric, dim, sealed_rows: SEALED_ROWS, parts: RwLock::default(), changing: Mutex::default() })
     }
 
     /// The same with parts that are packed from `rows` rows on; it changes no answer.
@@ -90,7 +93,13 @@ impl<E: Element + Stored> Index<E> {
         self.parts.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Append rows; those that are there stay as they are. After an error nothing has been appended.
+    /// Nobody else changes the parts while this lives.
+    fn change(&self) -> MutexGuard<'_, ()> {
+        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Append rows; those that are there stay as they are. After an error nothing has been appended. With one thread on this
+    /// one, else on the pool of this process.
     ///
     /// # Errors
     /// [`Error::DimensionMismatch`], [`Error::NonFinite`] with the row of `rows`, [`Error::TooManyRows`],
@@ -99,7 +108,12 @@ impl<E: Element + Stored> Index<E> {
         if rows.dim() != self.dim {
             return Err(Error::DimensionMismatch { query: self.dim, reference: rows.dim() });
         }
-        check_finite(rows, threads)?;
+        let pool_threads = NonZero::new(threads).unwrap_or(NonZero::<usize>::MIN);
+        pool::enter(pool_threads, threads <= 1, || self.add_here(rows, simd, threads, monitor))
+    }
+
+    fn add_here(&self, rows: MatrixRef<'_, E>, simd: Simd, threads: usize, monitor: &Monitor) -> Result<()> {
+        References::passing(rows).check_finite(threads, monitor)?;
         let check_total =
             |parts: &[Arc<Part<E>>]| check_row_count(rows_of(parts).saturating_add(rows.rows()), Argument::Reference);
         check_total(&self.read())?;
@@ -107,10 +121,12 @@ impl<E: Element + Stored> Index<E> {
             // Packed before anybody sees it, and outside the lock.
             let part = Part::new(rows, self.sealed_rows)?;
             part.pack(self.metric, simd, threads, monitor)?;
+            let _changing = self.change();
             let mut parts = self.write();
             check_total(&parts)?;
             parts.push(Arc::new(part));
         } else if rows.rows() > 0 {
+            let changing = self.change();
             let mut parts = self.write();
             check_total(&parts)?;
             match parts.last_mut().filter(|last| last.is_open()) {
@@ -119,6 +135,7 @@ impl<E: Element + Stored> Index<E> {
             }
             let last = parts.last().filter(|last| !last.is_open()).map(Arc::clone);
             drop(parts);
+            drop(changing);
             if let Some(sealed) = last {
                 // The rows are there, whatever becomes of this: a search makes what it misses.
                 let _ = sealed.pack(self.metric, simd, threads, monitor);
@@ -132,7 +149,8 @@ impl<E: Element + Stored> Index<E> {
     /// # Errors
     /// [`Error::BadArray`] for a mask of another length, [`Error::BadFile`], [`Error::OutOfMemory`].
     pub fn remove(&self, mask: &[bool]) -> Result<()> {
-        let mut parts = self.write();
+        let _changing = self.change();
+        let parts = self.read().clone();
         if mask.len() != rows_of(&parts) {
             return Err(Error::BadArray {
                 argument: "mask",
@@ -142,7 +160,7 @@ impl<E: Element + Stored> Index<E> {
         }
         let mut kept: Vec<Arc<Part<E>>> = try_vec(parts.len(), "the parts")?;
         let mut rest = mask;
-        for part in parts.iter() {
+        for part in &parts {
             let here;
             (here, rest) = rest.split_at(part.rows());
             let part = match (here.contains(&true), here.contains(&false)) {
@@ -156,12 +174,13 @@ impl<E: Element + Stored> Index<E> {
                 None => kept.push(part),
             }
         }
-        *parts = kept;
+        *self.write() = kept;
         Ok(())
     }
 
     /// Drop all rows.
     pub fn reset(&self) {
+        let _changing = self.change();
         self.write().clear();
     }
 
@@ -242,10 +261,8 @@ impl<E: Element + Stored> Snapshot<E> {
             return Err(Error::DimensionMismatch { query: query.dim(), reference: self.dim });
         }
         options.check_sizes(query.rows(), self.rows())?;
-        if self.is_small(query.rows(), &options) || pool::is_worker() {
-            return float_environment::with_default(|| self.search_here(query, options, monitor));
-        }
-        PoolHandle::get(options.threads)?.pool().install(|| self.search_here(query, options, monitor))
+        let is_small = self.is_small(query.rows(), &options);
+        pool::enter(options.threads, is_small, || self.search_here(query, options, monitor))
     }
 
     fn search_here(
@@ -258,7 +275,7 @@ impl<E: Element + Stored> Snapshot<E> {
         let mut search = BlockSearch::of(query, options)?;
         if query.rows() > 0 && options.k > 0 {
             for references in self.references()? {
-                search = search.with_part(query, references, monitor)?;
+                search.take_in(query, references, monitor)?;
             }
         } else {
             return Ok(Neighbours { values: Vec::new(), rows: Vec::new() });
@@ -281,5 +298,31 @@ impl<E: Element + Stored> Snapshot<E> {
         }
         let options = RadiusOptions { metric: self.metric, ..options };
         RadiusSearch::of_parts(query, self.references()?, options)?.run(monitor)
+    }
+}
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests {
+    use super::*;
+    use crate::level::Level;
+    use crate::pool::float_environment::while_flushing;
+
+    /// A thread that flushes subnormal numbers to zero would see other rows, and make panels of those.
+    #[test]
+    fn panels_do_not_depend_on_the_callers_float_state() {
+        // Of all numbers below twice the smallest normal one, half are subnormal.
+        let numbers: Vec<f32> = (0..4000u32).map(|i| f32::from_bits(i.wrapping_mul(2_654_435_761) >> 8)).collect();
+        let rows = MatrixRef::new(&numbers, 500, 8, Argument::Reference).expect("a good matrix");
+        let queries = MatrixRef::new(&numbers[..800], 100, 8, Argument::Query).expect("a good matrix");
+        let simd = Level::available().into_iter().filter_map(Simd::new).next_back().expect("a level");
+        let monitor = Monitor::new();
+        let options =
+            Options { k: 3, metric: Metric::SqEuclidean, exclude_self: false, simd, threads: NonZero::<usize>::MIN };
+        let index = || Index::new(8, Metric::SqEuclidean).expect("columns").sealed_at(64);
+        let (plain, flushed) = (index(), index());
+        plain.add(rows, simd, 1, &monitor).expect("good rows");
+        while_flushing(|| flushed.add(rows, simd, 1, &monitor)).expect("good rows");
+        let found = |index: &Index<f32>| index.snapshot().search(queries.into(), options, &monitor);
+        assert_eq!(found(&flushed), found(&plain));
     }
 }

@@ -87,9 +87,16 @@ impl<E: Element + Stored> Part<E> {
     pub(super) fn append(part: &mut Arc<Self>, rows: MatrixRef<'_, E>) -> Result<()> {
         let count = part.rows + rows.rows();
         let sealed = count >= part.sealed_rows;
+        let (dim, sealed_rows) = (part.dim, part.sealed_rows);
         if let Some(Self { numbers: Numbers::Owned(numbers), rows: so_far, kept, .. }) = Arc::get_mut(part) {
             let more = rows.as_slice();
-            numbers.try_reserve(more.len()).map_err(|_| Error::OutOfMemory { bytes: size_of_val(more), what: ROWS })?;
+            if numbers.capacity() < count * dim {
+                // Room for as many again, since more may come one by one, but for no more than the part will take.
+                let room = so_far.saturating_mul(2).min(sealed_rows).max(count) * dim;
+                let bytes = room * size_of::<E>();
+                let reserved = numbers.try_reserve_exact(room - numbers.len());
+                reserved.map_err(|_| Error::OutOfMemory { bytes, what: ROWS })?;
+            }
             numbers.extend_from_slice(more);
             *so_far = count;
             *kept = sealed.then(Kept::default);

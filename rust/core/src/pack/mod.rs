@@ -365,21 +365,6 @@ impl FirstBad {
     }
 }
 
-/// Whether all reference rows are finite, where nobody packs them; a pass over them is cheap beside a search in float64.
-pub(crate) fn check_finite<E: Element>(reference: MatrixRef<'_, E>, threads: usize) -> Result<()> {
-    let all = 0..reference.rows();
-    let is_bad = |row: &usize| !reference.row(*row).iter().all(|x| x.to_f64().is_finite());
-    let bad = if threads == 1 {
-        all.into_iter().find(is_bad)
-    } else {
-        all.into_par_iter().with_min_len(1024).find_first(is_bad)
-    };
-    match bad.and_then(|row| reference.first_non_finite(Argument::Reference, row)) {
-        Some(error) => Err(error),
-        None => Ok(()),
-    }
-}
-
 /// All reference rows as panels of kernel `K`.
 pub(crate) struct PackedReference<K: Kernel> {
     codes: Codes<K::Code>,
@@ -466,9 +451,9 @@ impl<K: Kernel> PackedReference<K> {
         Ok(Self { codes: Codes::Owned(codes), offsets, scales, terms, panel_len })
     }
 
-    /// Bytes that it takes.
+    /// Bytes of memory that it takes; codes in a file do not count.
     pub(crate) fn bytes(&self) -> usize {
-        size_of_val(self.codes.as_slice())
+        self.codes.bytes()
             + size_of_val(self.offsets.as_slice())
             + size_of_val(self.scales.as_slice())
             + size_of_val(self.terms.as_slice())
@@ -481,6 +466,11 @@ impl<K: Kernel> PackedReference<K> {
     /// The offset of a row, and the terms of its panel.
     pub(crate) fn row(&self, row: usize) -> (f32, PanelTerms) {
         (self.offsets.as_slice()[row], self.terms[row / K::NR])
+    }
+
+    /// Bytes of its codes, wherever they lie.
+    pub(crate) fn code_bytes(&self) -> usize {
+        size_of_val(self.codes.as_slice())
     }
 
     pub(crate) fn panel_bytes(&self) -> usize {

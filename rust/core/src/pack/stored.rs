@@ -31,6 +31,14 @@ impl<T: Default + Stored> Codes<T> {
         }
     }
 
+    /// Bytes of memory that they take; what is mapped does not count.
+    pub(super) fn bytes(&self) -> usize {
+        match self {
+            Self::Owned(codes) => size_of_val(codes.as_slice()),
+            Self::Mapped(_) => 0,
+        }
+    }
+
     /// To be asked before codes are read.
     #[inline(always)]
     pub(super) fn verify(&self, range: Range<usize>) -> Result<()> {

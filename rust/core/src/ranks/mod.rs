@@ -24,14 +24,15 @@ use crate::arch::{self, WithKernel};
 use crate::bound::Floor;
 use crate::cancel::{Filter, Monitor};
 use crate::error::{Argument, Error, Result, try_vec};
+use crate::kept::References;
 use crate::kernel::{Bars, Hits, Kernel, QueryPanel, QueryTerms, Visit};
 use crate::level::Simd;
 use crate::matrix::{Element, MatrixRef};
 use crate::metric::Metric;
 use crate::order::Neighbour;
-use crate::pack::{Frame, PackedQuery, PackedReference, check_finite, try_zeroed};
+use crate::pack::{Frame, PackedQuery, PackedReference, try_zeroed};
 use crate::plan::{self, Plan, Problem};
-use crate::pool::{self, PoolHandle, float_environment};
+use crate::pool;
 use crate::rescore::{Prepared, Widened, score};
 use count::{BLOCK, Bounds, Limits, SAME_ERROR, bound};
 
@@ -179,10 +180,7 @@ impl<'a, E: Element> RankSearch<'a, E> {
     /// [`Error::NonFinite`] for a NaN or an infinity (the query's first, then the reference's), [`Error::OutOfMemory`],
     /// [`Error::Cancelled`].
     pub fn run(&self, monitor: &Monitor) -> Result<Ranks> {
-        if self.is_small() || pool::is_worker() {
-            return float_environment::with_default(|| self.run_here(monitor));
-        }
-        PoolHandle::get(self.options.threads)?.pool().install(|| self.run_here(monitor))
+        pool::enter(self.options.threads, self.is_small(), || self.run_here(monitor))
     }
 
     fn run_here(&self, monitor: &Monitor) -> Result<Ranks> {
@@ -217,7 +215,7 @@ impl<'a, E: Element> RankSearch<'a, E> {
         let mut ranks = try_zeroed::<i64>(total, RANKS)?;
         if total == 0 {
             // Nothing to search, but what was passed must still be good.
-            check_finite(self.reference, problem.threads)?;
+            References::passing(self.reference).check_finite(problem.threads, monitor)?;
         } else {
             job.problem.queries = job.asking.len();
             job.run(&mut ranks)?;
@@ -333,7 +331,7 @@ impl<E: Element> Job<'_, E> {
             let ranks = &mut ranks[self.starts[self.asking[done] as usize] as usize..];
             (done, filter) = match filter {
                 Filter::Direct => {
-                    check_finite(self.reference, self.problem.threads)?;
+                    References::passing(self.reference).check_finite(self.problem.threads, self.monitor)?;
                     let plan = self.plan(&queries, filter, ranks.len());
                     self.run_tasks(&plan, queries.clone(), ranks, |queries, split| {
                         self.scan_direct(queries, plan.split(self.reference.rows(), split))
