@@ -13,7 +13,6 @@ Importing this package loads NumPy and the native core only. The parts for PyTor
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -30,6 +29,7 @@ from exactknn._core import (
     simd_level,
 )
 from exactknn._index import Index
+from exactknn._progress import Progress
 from exactknn._recall import recall
 
 __all__ = [
@@ -49,8 +49,6 @@ __all__ = [
 # Without a handler of its own a library's warnings would reach stderr through logging's last resort.
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
-_METRICS = ("sqeuclidean", "euclidean", "cosine", "inner_product", "cityblock", "chebyshev", "minkowski")
-
 
 def knn(
     query: Any,
@@ -61,7 +59,7 @@ def knn(
     p: float | None = None,
     exclude_self: bool | None = None,
     num_threads: int | None = None,
-    progress: bool | Callable[[float], object] | None = None,
+    progress: Progress = None,
     max_memory: int | str | None = None,
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
     """Find the ``k`` exact nearest reference rows of each query row.
@@ -162,7 +160,7 @@ def radius(
     return_distances: Literal[True] = ...,
     sort: bool | None = ...,
     num_threads: int | None = ...,
-    progress: bool | Callable[[float], object] | None = ...,
+    progress: Progress = ...,
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[Any]]: ...
 @overload
 def radius(
@@ -176,7 +174,7 @@ def radius(
     return_distances: Literal[False],
     sort: bool | None = ...,
     num_threads: int | None = ...,
-    progress: bool | Callable[[float], object] | None = ...,
+    progress: Progress = ...,
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]: ...
 @overload
 def radius(
@@ -190,7 +188,7 @@ def radius(
     return_distances: bool,
     sort: bool | None = ...,
     num_threads: int | None = ...,
-    progress: bool | Callable[[float], object] | None = ...,
+    progress: Progress = ...,
 ) -> tuple[npt.NDArray[Any], ...]: ...
 def radius(
     query: Any,
@@ -203,7 +201,7 @@ def radius(
     return_distances: bool = True,
     sort: bool | None = None,
     num_threads: int | None = None,
-    progress: bool | Callable[[float], object] | None = None,
+    progress: Progress = None,
 ) -> tuple[npt.NDArray[Any], ...]:
     """Find all reference rows within ``r`` of each query row.
 
@@ -270,8 +268,8 @@ def radius(
 
 
 def _check_metric(metric: str, p: float | None) -> float | None:
-    if metric not in _METRICS:
-        raise ValueError(f"metric must be one of {', '.join(_METRICS)}, got {metric!r}")
+    if metric not in _arrays.METRICS:
+        raise ValueError(f"metric must be one of {', '.join(_arrays.METRICS)}, got {metric!r}")
     if p is None:
         return None
     exponent = _arrays.as_exponent(p, "p")

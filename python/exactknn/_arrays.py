@@ -25,6 +25,9 @@ import numpy.typing as npt
 #: What every search takes, as the error messages say it.
 DTYPES = "float32, float64, float16 or bfloat16"
 
+#: What `exactknn.knn`, `exactknn.radius` and the command line rank by.
+METRICS = ("sqeuclidean", "euclidean", "cosine", "inner_product", "cityblock", "chebyshev", "minkowski")
+
 #: The types that hold every value of a type exactly, itself included.
 HELD_BY = {
     "float16": ("float16", "float32", "float64"),
@@ -39,8 +42,8 @@ _DLPACK_CPU_DEVICES = (1, 3, 11)
 # Elements that are rounded together: their temporaries stay a few MiB.
 _ROUNDED_ELEMENTS = 1 << 18
 
-# The largest integer up to which all integers are float64 numbers.
-_EXACT_INTEGER = 2**53
+#: The largest integer up to which all integers are float64 numbers.
+EXACT_INTEGER = 2**53
 
 
 class Matrix(NamedTuple):
@@ -217,8 +220,11 @@ def as_view(values: Any, name: str) -> tuple[npt.NDArray[Any], bool]:
 
     Returns:
         The array, and whether it holds the bits of bfloat16 values.
+
+    Raises:
+        TypeError, ValueError: as `as_matrix`.
     """
-    array, is_bfloat16 = _as_array(values, name)
+    array, is_bfloat16 = _imported(values, name)
     if array.ndim != 2:
         raise ValueError(f"{name} must be 2-D (rows, dimensions), got shape {tuple(array.shape)}")
     if not is_bfloat16 and (array.dtype.kind != "f" or array.dtype.itemsize not in (2, 4, 8)):
@@ -373,7 +379,7 @@ _ROUNDING = {
 }
 
 
-def _as_array(values: Any, name: str) -> tuple[npt.NDArray[Any], bool]:
+def _imported(values: Any, name: str) -> tuple[npt.NDArray[Any], bool]:
     """An ndarray of any layout, and whether it holds the bits of bfloat16 values."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(values, torch.Tensor):
@@ -424,9 +430,11 @@ def _from_sequence(values: Any, name: str) -> tuple[npt.NDArray[Any], bool]:
         array = np.asarray(values)
     except ValueError as error:
         raise ValueError(f"{name} must be 2-D (rows, dimensions) with rows of equal length: {error}") from error
+    if array.ndim == 0:
+        raise TypeError(f"{name} must be an array, a tensor or nested lists, got {type(values).__name__}")
     if isinstance(values, (list, tuple)) and array.dtype.kind in "iu":
         # Python numbers carry no element type, so whole ones are as good as floats while they stay exact.
-        if array.size and max(abs(int(array.min())), abs(int(array.max()))) > _EXACT_INTEGER:
+        if array.size and max(abs(int(array.min())), abs(int(array.max()))) > EXACT_INTEGER:
             raise TypeError(f"{name} must hold {DTYPES} values, got integers beyond 2**53")
         array = array.astype(np.float64)
     return _bits_of_bfloat16(array)

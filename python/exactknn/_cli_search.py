@@ -1,10 +1,12 @@
-"""``exactknn search``: files of vectors in, files of neighbours out.
+"""``exactknn search``: files of vectors in, files of neighbours out. ``exactknn groundtruth`` takes the same course.
 
 ::
 
     headers checked --> outputs staged --+--> all vectors loaded ------> _core.knn ---+--> written, renamed into place
                                          +--> --max-memory, --resume --> _large ------+
                                                     now and then, and at Ctrl-C --> _checkpoint
+
+What the two commands do not share is handed to `find`: how outputs are checked, and how neighbours are written.
 """
 
 from __future__ import annotations
@@ -68,7 +70,17 @@ class Write(Protocol):
 
 
 def find(arguments: argparse.Namespace, open_outputs: OpenOutputs, write: Write) -> int:
-    """Search, write the result, also the distances alone where they are wanted, and return the exit code."""
+    """Search, write the result, also the distances alone where they are wanted, and return the exit code.
+
+    Args:
+        arguments: of ``search`` or ``groundtruth``.
+        open_outputs: checks where the results go, before the search.
+        write: writes the neighbours, after it.
+
+    Raises:
+        CommandError: an argument or a file that is refused.
+        KeyboardInterrupt: at Ctrl-C; its text says how to go on, where the state was kept.
+    """
     most_bytes = math.inf if arguments.max_memory is None else arguments.max_memory
     try:
         query, reference = open_inputs(arguments, most_bytes)
@@ -82,7 +94,7 @@ def find(arguments: argparse.Namespace, open_outputs: OpenOutputs, write: Write)
             neighbours, *others = outputs
             write(neighbours, query, reference, arguments, distances, indices)
             for output in others:
-                _files.write_matrix(output.stream, os.path.splitext(output.path)[1].lower(), distances)
+                _files.write_matrix(output.stream, _files.suffix_of(output.path), distances)
             put_in_place(outputs)
         if arguments.resume is not None:
             with contextlib.suppress(FileNotFoundError):
@@ -107,16 +119,15 @@ def _write(
     distances: Any,
     indices: Any,
 ) -> None:
-    _files.write_neighbours(output.stream, os.path.splitext(output.path)[1].lower(), distances, indices)
+    _files.write_neighbours(output.stream, _files.suffix_of(output.path), distances, indices)
 
 
 def _check_count(query: VectorFile, reference: VectorFile | None, arguments: argparse.Namespace) -> None:
     """Refuse a ``-k`` that is too large for the files."""
     source = reference or query
-    exclude_self = reference is None or arguments.exclude_self
-    most = source.rows - 1 if exclude_self else source.rows
-    if arguments.k > most:
-        without = ", of which a query may return all but itself" if exclude_self else ""
+    excludes_self = _excludes_self(reference, arguments)
+    if arguments.k > source.rows - excludes_self:
+        without = ", of which a query may return all but itself" if excludes_self else ""
         raise CommandError(f"-k {arguments.k} is too large: {source.path} has {source.rows} rows{without}")
 
 
@@ -129,13 +140,18 @@ def _open_outputs(
     _files.check_indices_fit((reference or query).rows, arguments.output, suffix)
     if arguments.distances is not None:
         kind = _files.check_output_suffix(arguments.distances, _files.DISTANCE_SUFFIXES, "--distances")
-        if common_dtype(query, reference) == np.float64:
-            raise CommandError(
-                f"--distances {arguments.distances}: float64 vectors have float64 distances, which {kind} cannot hold; "
-                "write them to an .npz with --output"
-            )
+        check_distances_fit(query, reference, arguments.distances, kind, "an .npz")
         paths["--distances"] = arguments.distances
     return staged(paths, query, reference, arguments, stack)
+
+
+def check_distances_fit(query: VectorFile, reference: VectorFile | None, path: str, suffix: str, instead: str) -> None:
+    """Refuse float64 distances for a file that holds float32 alone; ``instead`` names the kinds that hold them."""
+    if common_dtype(query, reference) == np.float64:
+        raise CommandError(
+            f"{path}: float64 vectors have float64 distances, which {suffix} cannot hold; "
+            f"write them to {instead} with --output"
+        )
 
 
 def staged(
@@ -160,14 +176,14 @@ def _neighbours(query: VectorFile, reference: VectorFile | None, arguments: argp
             pair.reference,
             arguments.k,
             arguments.metric,
-            exclude_self=reference is None or arguments.exclude_self,
+            exclude_self=_excludes_self(reference, arguments),
             num_threads=arguments.threads,
             progress=progress,
             p=arguments.p,
         )
 
 
-def _exclude_self(reference: VectorFile | None, arguments: argparse.Namespace) -> bool:
+def _excludes_self(reference: VectorFile | None, arguments: argparse.Namespace) -> bool:
     return reference is None or arguments.exclude_self
 
 
@@ -176,7 +192,7 @@ def _neighbours_in_blocks(
 ) -> tuple[Any, Any]:
     queries = rows_of(query, stack)
     references = queries if reference is None else rows_of(reference, stack)
-    exclude_self = _exclude_self(reference, arguments)
+    exclude_self = _excludes_self(reference, arguments)
     search = _large.Search(arguments.k, arguments.metric, arguments.p, exclude_self, arguments.threads)
     # What an archive holds had to be read already.
     held = sum(vectors.raw.nbytes for vectors in (query, reference) if vectors is not None and not vectors.is_mapped)
@@ -227,10 +243,10 @@ def _about(query: VectorFile, reference: VectorFile | None, arguments: argparse.
         "-k": arguments.k,
         "--metric": arguments.metric,
         "--p": arguments.p,
-        "--exclude-self": _exclude_self(reference, arguments),
+        "--exclude-self": _excludes_self(reference, arguments),
         "--max-memory": arguments.max_memory,
     }
-    for option, vectors in (("--query", query), ("--reference", reference)):
+    for option, vectors in (("--query", query), (arguments.reference_option, reference)):
         if vectors is None:
             about[option] = None
             continue

@@ -7,7 +7,7 @@
                   |                                   |           +--> searching: progress
                   +----------- CommandError ----------+--> one line on stderr, exit code
 
-NumPy is imported where it is used, so that ``--help`` does not wait for it.
+`_files` is imported where it is used, so that ``--help`` does not wait for it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 if TYPE_CHECKING:
     from exactknn._files import OutputFile, VectorFile
@@ -67,7 +69,7 @@ def open_inputs(arguments: argparse.Namespace, most_bytes: float = math.inf) -> 
     """Open the vectors and refuse what the headers show to be impossible, in the words of the command line.
 
     Args:
-        arguments: of ``search`` or ``match``.
+        arguments: of ``search``, ``groundtruth`` or ``match``.
         most_bytes: the largest array of an ``.npz``, which has to be read whole, that is taken.
     """
     from exactknn import _files
@@ -76,7 +78,7 @@ def open_inputs(arguments: argparse.Namespace, most_bytes: float = math.inf) -> 
     query = _files.open_vectors(arguments.query, most_bytes)
     reference = None if arguments.reference is None else _files.open_vectors(arguments.reference, most_bytes)
     source = reference or query
-    check_dimensions(query, source, "--query")
+    check_dimensions(query, source, "--query", arguments.reference_option)
     if arguments.exclude_self and query.rows > source.rows:
         raise CommandError(
             f"--exclude-self: the queries must be the first rows of the reference, but --query {query.path} has "
@@ -85,11 +87,11 @@ def open_inputs(arguments: argparse.Namespace, most_bytes: float = math.inf) -> 
     return query, reference
 
 
-def check_dimensions(query: VectorFile, reference: VectorFile, option: str) -> None:
-    """Refuse files of two dimensions."""
+def check_dimensions(query: VectorFile, reference: VectorFile, option: str, reference_option: str) -> None:
+    """Refuse files of two dimensions, by the options that name them."""
     if query.dimension != reference.dimension:
         raise CommandError(
-            f"{option} {query.path} has dimension {query.dimension}, --reference {reference.path} has "
+            f"{option} {query.path} has dimension {query.dimension}, {reference_option} {reference.path} has "
             f"{reference.dimension}; they must be equal"
         )
 
@@ -114,10 +116,10 @@ def check_apart(paths: Mapping[str, str], inputs: Sequence[str]) -> None:
     for (first, path), (second, other) in itertools.combinations(paths.items(), 2):
         if _files.same_file(path, other):
             raise CommandError(f"{first} and {second} are one file: {other}")
-    for path in paths.values():
+    for option, path in paths.items():
         for source in inputs:
             if _files.same_file(path, _files.source_of(source)):
-                raise CommandError(f"{path}: the output would replace the input {source}")
+                raise CommandError(f"{option} {path} would replace the input {source}")
 
 
 def put_in_place(outputs: Sequence[OutputFile]) -> None:
@@ -130,8 +132,6 @@ def put_in_place(outputs: Sequence[OutputFile]) -> None:
 
 def common_dtype(query: VectorFile, reference: VectorFile | None) -> Any:
     """Return the type that holds the values of both files exactly, as `_arrays.as_pair` chooses it."""
-    import numpy as np
-
     return query.dtype if reference is None else np.promote_types(query.dtype, reference.dtype)
 
 

@@ -12,7 +12,7 @@ The queries pass in blocks, so memory grows neither with queries x references no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -20,11 +20,12 @@ import numpy as np
 import numpy.typing as npt
 
 from exactknn import _core, _retrieval
-from exactknn._arrays import Pair
+from exactknn._arrays import EXACT_INTEGER, Pair
+from exactknn._neighbours import without_self
+from exactknn._progress import Report, part_of
 from exactknn._retrieval import BLOCK_ELEMENTS, Bools, Floats, Groups, Hits, Ints
 
 Array = npt.NDArray[Any]
-Report = Callable[[float], object]
 Neighbours = int | Literal["all", "max"]
 
 CURVE_NEIGHBOURS = 100
@@ -35,7 +36,6 @@ PAIRS_AT_MOST = 100_000
 _SEED = 0
 # Sums of a few values up to here are finite.
 _LARGEST_DRAWN = 1e300
-_EXACT_INTEGER = 2**53
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def _comparable(sides: Sequence[Array]) -> list[Array]:
         if side.dtype.kind not in "iu" or not side.size:
             continue
         low, high = int(side.min()), int(side.max())
-        if kinds == {"f", "i"} and max(-low, high) > _EXACT_INTEGER:
+        if kinds == {"f", "i"} and max(-low, high) > EXACT_INTEGER:
             raise ValueError("the labels of one side are floats, those of the other integers beyond 2**53")
         if high > np.iinfo(np.int64).max:
             raise ValueError(f"the label {high} is beyond 2**63 - 1")
@@ -326,14 +326,8 @@ def _neighbour_blocks(
     for start in range(0, n, step):
         stop = min(start + step, n)
         report = stages.part(start, stop, n)
-        # The core can leave out row i for query i, but here it counts the queries from ``start``. Order and ties being
-        # fixed, one neighbour more without the row itself is the same, or without the last where copies come before it.
-        extra = int(task.excludes_self)
-        values, indices = _knn(task, slice(start, stop), k + extra, False, num_threads, report)
-        if extra:
-            dropped = indices == np.arange(start, stop)[:, None]
-            dropped[~dropped.any(axis=1), k] = True
-            values, indices = values[~dropped].reshape(-1, k), indices[~dropped].reshape(-1, k)
+        found = _knn(task, slice(start, stop), k + task.excludes_self, False, num_threads, report)
+        values, indices = without_self(*found, start) if task.excludes_self else found
         yield start, stop, _Neighbours(values, task.reference_class[indices])
 
 
@@ -363,10 +357,9 @@ class _Stages:
 
     def part(self, start: int, stop: int, of: int) -> Report | None:
         """What a search is to call that does the part from ``start`` to ``stop`` of this stage."""
-        if self.progress is None:
-            return None
-        report, finished = self.progress, self.finished
-        return lambda fraction: report((finished + (start + fraction * (stop - start)) / of) / self.number)
+        return part_of(
+            self.progress, (self.finished + start / of) / self.number, (self.finished + stop / of) / self.number
+        )
 
     def next(self) -> None:
         """The stage is done."""

@@ -8,7 +8,7 @@
                                                                    file memory-mapped      where they have to be
 
     (distances, indices) ----> OutputFile: a temporary file in the folder of the output ----rename----> OUT.npz
-                                                                                          .ivecs .ibin .fvecs .fbin
+                                                                                          .ivecs .ibin .bin .fvecs .fbin
     blocks of matching pairs ---> the same -------------------------------------------rename----> OUT.csv OUT.npz
 
 Nothing here unpickles anything, and nothing is allocated from a number in a header before that number has been
@@ -506,10 +506,15 @@ def check_output_suffix(path: str, wanted: Sequence[str], option: str) -> str:
     Raises:
         FileError: the suffix is not one of `wanted`.
     """
-    suffix = Path(path).suffix.lower()
+    suffix = suffix_of(path)
     if suffix not in wanted:
         raise FileError(f"{path}: unknown suffix {suffix!r} for {option}; wanted one of {', '.join(wanted)}")
     return suffix
+
+
+def suffix_of(path: str) -> str:
+    """Return the suffix of a path in lower case, with its dot; empty where there is none."""
+    return Path(path).suffix.lower()
 
 
 def same_file(first: str | Path, second: str | Path) -> bool:

@@ -14,19 +14,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 from typing import IO, TYPE_CHECKING, Any
 
-from exactknn import _METRICS, _texts
-from exactknn._command import CommandError, common_dtype
+import numpy as np
+import numpy.typing as npt
+
+from exactknn import _arrays, _cli_options, _texts
+from exactknn._command import CommandError
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     from exactknn._files import OutputFile, VectorFile
 
-SUFFIXES = (".ivecs", ".ibin", ".bin", ".hdf5", ".h5", ".npz")
+TRUTH_SUFFIXES = (".ivecs", ".ibin", ".bin", ".hdf5", ".h5", ".npz")
 """What a ground truth can be written to."""
 
 _HDF5 = (".hdf5", ".h5")
@@ -38,8 +37,6 @@ _HDF5_DISTANCES = {"euclidean": "euclidean", "cosine": "angular"}
 
 def add_command(commands: argparse._SubParsersAction[Any]) -> None:
     """Add the command to those of the command line."""
-    from exactknn import cli
-
     command = commands.add_parser(
         "groundtruth",
         help="write the true neighbours in the formats of benchmarks",
@@ -48,7 +45,7 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    command.set_defaults(run=run, exclude_self=False)
+    command.set_defaults(run=run, exclude_self=False, reference_option="--base")
     command.add_argument(
         "--base",
         "--reference",
@@ -59,19 +56,25 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
     )
     command.add_argument("--query", required=True, metavar="Q", help="file of the query vectors")
     command.add_argument(
-        "-k", type=cli._positive, default=100, metavar="K", help="neighbours of each query, at least 1 (default: 100)"
+        "-k",
+        type=_cli_options.positive,
+        default=100,
+        metavar="K",
+        help="neighbours of each query, at least 1 (default: 100)",
     )
     command.add_argument(
         "--metric",
-        choices=_METRICS,
+        choices=_arrays.METRICS,
         help="what to rank by and which values to write, as for 'exactknn search' (default: euclidean for .hdf5 and "
         ".h5, which take that and cosine only, else sqeuclidean)",
     )
-    command.add_argument("--p", type=cli._exponent, metavar="P", help="exponent of minkowski, above 0 (default: 2)")
+    command.add_argument(
+        "--p", type=_cli_options.exponent, metavar="P", help="exponent of minkowski, above 0 (default: 2)"
+    )
     command.add_argument("--output", required=True, metavar="GT", help="where the ground truth goes, see above")
     command.add_argument("--distances", metavar="OUT2", help="write the distances here too: .fvecs or .fbin (float32)")
-    cli._add_memory(command)
-    cli._add_running(command)
+    _cli_options.add_memory(command)
+    _cli_options.add_running(command)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -79,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
     from exactknn import _cli_search, _files
 
     try:
-        _choose_metric(arguments, _files.check_output_suffix(arguments.output, SUFFIXES, "--output"))
+        _choose_metric(arguments, _files.check_output_suffix(arguments.output, TRUTH_SUFFIXES, "--output"))
     except _files.FileError as error:
         raise CommandError(str(error)) from error
     return _cli_search.find(arguments, _open_outputs, _write)
@@ -107,11 +110,9 @@ def _open_outputs(
     query: VectorFile, base: VectorFile | None, arguments: argparse.Namespace, stack: contextlib.ExitStack
 ) -> list[OutputFile]:
     """Check where the results go and stage the files there, so that no search is made in vain."""
-    import numpy as np
-
     from exactknn import _cli_search, _files
 
-    suffix = _suffix(arguments.output)
+    suffix = _files.suffix_of(arguments.output)
     _files.check_indices_fit((base or query).rows, arguments.output, suffix)
     paths = {"--output": arguments.output}
     singles = {arguments.output: suffix} if suffix == ".bin" else {}
@@ -121,16 +122,8 @@ def _open_outputs(
             arguments.distances, _files.DISTANCE_SUFFIXES, "--distances"
         )
     for path, kind in singles.items():
-        if common_dtype(query, base) == np.float64:
-            raise CommandError(
-                f"{path}: float64 vectors have float64 distances, which {kind} cannot hold; "
-                "write them to an .npz or .hdf5 with --output"
-            )
+        _cli_search.check_distances_fit(query, base, path, kind, "an .npz or .hdf5")
     return _cli_search.staged(paths, query, base, arguments, stack)
-
-
-def _suffix(path: str) -> str:
-    return os.path.splitext(path)[1].lower()
 
 
 def _write(
@@ -144,7 +137,7 @@ def _write(
     """Write the neighbours as the suffix of the output says."""
     from exactknn import _files
 
-    suffix = _suffix(output.path)
+    suffix = _files.suffix_of(output.path)
     if suffix in _HDF5:
         _write_hdf5(output.stream, query, base or query, arguments.metric, distances, indices)
     elif suffix == ".bin":
@@ -163,7 +156,6 @@ def _write_hdf5(
 ) -> None:
     """Write what ann-benchmarks reads: the vectors in the types in which they were searched, ids as int32."""
     import h5py
-    import numpy as np
 
     from exactknn import _cli_search
 

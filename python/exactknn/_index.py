@@ -20,8 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from exactknn import _arrays, _core, _progress
-
-_Progress = bool | _progress.Report | None
+from exactknn._progress import Progress
 
 
 class Index:
@@ -135,7 +134,7 @@ class Index:
 
     # --- rows come and go ------------------------------------------------------------------------------------------
 
-    def train(self, reference: Any, *, num_threads: int | None = None, progress: _Progress = None) -> None:
+    def train(self, reference: Any, *, num_threads: int | None = None, progress: Progress = None) -> None:
         """Replace all rows by these, which may have another dimension. After any error the old ones are there.
 
         Arguments and errors are those of `add`.
@@ -147,7 +146,7 @@ class Index:
         with self._lock:
             self._native = native
 
-    def add(self, reference: Any, *, num_threads: int | None = None, progress: _Progress = None) -> None:
+    def add(self, reference: Any, *, num_threads: int | None = None, progress: Progress = None) -> None:
         """Append rows; they are numbered on from those that are there.
 
         What is refused, or stopped by ``progress``, appends none; an interrupt leaves all of them or none.
@@ -216,7 +215,7 @@ class Index:
         *,
         exclude_self: bool = False,
         num_threads: int | None = None,
-        progress: _Progress = None,
+        progress: Progress = None,
     ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
         """Find the ``k`` exact nearest rows of each query row: `exactknn.knn` of the query and the rows stored.
 
@@ -256,7 +255,7 @@ class Index:
         return_distances: Literal[True] = ...,
         sort: bool | None = ...,
         num_threads: int | None = ...,
-        progress: _Progress = ...,
+        progress: Progress = ...,
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[Any]]: ...
     @overload
     def radius(
@@ -268,7 +267,7 @@ class Index:
         return_distances: Literal[False],
         sort: bool | None = ...,
         num_threads: int | None = ...,
-        progress: _Progress = ...,
+        progress: Progress = ...,
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]: ...
     @overload
     def radius(
@@ -280,7 +279,7 @@ class Index:
         return_distances: bool,
         sort: bool | None = ...,
         num_threads: int | None = ...,
-        progress: _Progress = ...,
+        progress: Progress = ...,
     ) -> tuple[npt.NDArray[Any], ...]: ...
     def radius(
         self,
@@ -291,7 +290,7 @@ class Index:
         return_distances: bool = True,
         sort: bool | None = None,
         num_threads: int | None = None,
-        progress: _Progress = None,
+        progress: Progress = None,
     ) -> tuple[npt.NDArray[Any], ...]:
         """Find all rows within ``r`` of each query row: `exactknn.radius` of the query and the rows stored.
 
@@ -333,7 +332,7 @@ class Index:
 
     # --- files and copies ------------------------------------------------------------------------------------------
 
-    def save(self, path: str | os.PathLike[str], *, num_threads: int | None = None, progress: _Progress = None) -> None:
+    def save(self, path: str | os.PathLike[str], *, num_threads: int | None = None, progress: Progress = None) -> None:
         """Write the index to a file, in place of what was there.
 
         Whatever interrupts it leaves the old file or the new one. It may be the file that the rows are mapped from.
@@ -354,7 +353,9 @@ class Index:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, num_threads: int | None = None) -> Index:
-        """Open a saved index. Its rows stay in the file, which is mapped, until a search needs them.
+        """Return a saved index. Its rows stay in the file, which is mapped, until a search needs them.
+
+        A method of the class: called on an index it changes nothing of that one.
 
         What is read is checked when it is first used. Nobody may change the file in place or truncate it while it is
         in use; to replace it, as `save` does, is safe. Rows that are added later must be of a type whose values the
@@ -398,7 +399,7 @@ class Index:
     def _there(self, purpose: str) -> _core.Index:
         native = self._native
         if native is None:
-            raise ValueError(f"there are no rows to {purpose}: call add() or load() first")
+            raise ValueError(f"there are no rows to {purpose}: call add() or train() first")
         return native
 
     def _filled(self, matrix: _arrays.Matrix, num_threads: int | None, report: _progress.Report | None) -> _core.Index:
@@ -415,6 +416,9 @@ class Index:
         num_threads: int | None,
         report: _progress.Report | None,
     ) -> None:
+        columns = matrix.array.shape[1]
+        if columns != native.dim:
+            raise ValueError(f"reference must have {native.dim} columns as the rows of the index, got {columns}")
         if self._dtype is None and native.dtype not in _arrays.HELD_BY[matrix.dtype_name]:
             raise TypeError(
                 f"reference must be of a type whose values {native.dtype} holds, the type of the first rows, got "

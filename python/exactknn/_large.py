@@ -25,7 +25,8 @@ import numpy as np
 import numpy.typing as npt
 
 from exactknn import _arrays, _core, _rows
-from exactknn._progress import Report
+from exactknn._neighbours import without_self
+from exactknn._progress import Report, part_of
 
 BLOCK_BYTES = 1 << 27
 """Bytes of a block of references at most: larger ones take more memory and save no time."""
@@ -153,9 +154,11 @@ class LargeSearch:
         stop = min(first + self._plan.queries, self._queries.rows)
         return self._share(first, stop, block.rows if block is not None else 0)
 
-    def _share(self, first: int, stop: int, rows: float) -> float:
+    def _share(self, first: int, stop: int, rows: int) -> float:
         """The share of the work when queries up to ``first`` are done and the next up to ``stop`` have met ``rows``."""
-        whole = self._references.rows or 0
+        whole = self._references.rows
+        if not whole:  # none, or nobody knows how many
+            return 0.0
         return (first * whole + (stop - first) * rows) / max(1, self._queries.rows * whole)
 
     def run(self, progress: Report | None, after_block: Callable[[], None] | None = None) -> tuple[Array, Array]:
@@ -199,7 +202,7 @@ class LargeSearch:
         found: tuple[Array, Array] = block.result()
         if self._in_parts:
             if self._search.exclude_self:
-                found = _without_self(*found, first)
+                found = without_self(*found, first)
             self._distances[first:stop], self._indices[first:stop] = found
             self._at = (stop, None)
         return found
@@ -251,11 +254,7 @@ class LargeSearch:
 
     def _part_of(self, progress: Report | None, first: int, stop: int, done: int, count: int) -> Report | None:
         """What to tell of a block of references, which is a part of the work."""
-        if progress is None:
-            return None
-        if self._references.rows is None:
-            return lambda fraction: progress(0.0)
-        return lambda fraction: progress(self._share(first, stop, done + count * fraction))
+        return part_of(progress, self._share(first, stop, done), self._share(first, stop, done + count))
 
     def _check_queries(self) -> None:
         """Find a bad query now, and by its number among all, rather than when its block is searched."""
@@ -289,6 +288,9 @@ def knn(
 
     The arguments are those of `exactknn.knn`, checked; ``max_memory`` in bytes, None for no bound. Queries and, unless
     they are blocks of rows (`_arrays.is_blocks`), references may be arrays of any layout.
+
+    Raises:
+        TypeError, ValueError: as `exactknn.knn`.
     """
     with contextlib.ExitStack() as stack:
         if isinstance(reference, Generator):
@@ -403,11 +405,3 @@ def _common_dtype(queries: _rows.Rows, references: _rows.Rows | _rows.Stream) ->
 
 def _value_dtype(dtype_name: str) -> np.dtype[Any]:
     return np.dtype(np.float64 if dtype_name == "float64" else np.float32)
-
-
-def _without_self(distances: Array, indices: Array, first: int) -> tuple[Array, Array]:
-    """Of k + 1 neighbours, the k that are not the query itself, which is row ``first`` and those behind it."""
-    others = indices != np.arange(first, first + len(indices))[:, np.newaxis]
-    others[others.all(axis=1), -1] = False
-    shape = (len(indices), indices.shape[1] - 1)
-    return distances[others].reshape(shape), indices[others].reshape(shape)

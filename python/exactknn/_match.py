@@ -15,7 +15,7 @@ import numpy as np
 from exactknn import _core
 from exactknn._arrays import Pair
 from exactknn._files import Pairs
-from exactknn._progress import Report
+from exactknn._progress import Report, part_of
 
 _FIRST_CELLS = 1 << 24
 """Pairs of rows that are looked at before anything is known of how many match."""
@@ -64,7 +64,7 @@ def matches(
             metric,
             sort=False,
             num_threads=num_threads,
-            progress=_part_of(progress, _share(start, n, among_themselves), _share(stop, n, among_themselves)),
+            progress=part_of(progress, _share(start, n, among_themselves), _share(stop, n, among_themselves)),
             p=p,
         )
         assert distances is not None, "they were asked for"
@@ -80,8 +80,3 @@ def matches(
 def _share(row: int, n: int, among_themselves: bool) -> float:
     """The finished fraction when all queries before `row` are."""
     return 1 - (1 - row / n) ** 2 if among_themselves else row / n
-
-
-def _part_of(progress: Report | None, start: float, stop: float) -> Report | None:
-    """What to tell of a part of the work that goes from one fraction of the whole to another."""
-    return None if progress is None else lambda fraction: progress(start + (stop - start) * fraction)

@@ -19,10 +19,19 @@ from typing import Any, Protocol
 import numpy as np
 
 Report = Callable[[float], object]
+"""Is told the finished fraction, from 0.0 to 1.0."""
+
+Progress = bool | Report | None
+"""What callers pass as ``progress``: True for a bar, a function, or nothing."""
+
+
+def part_of(report: Report | None, start: float, stop: float) -> Report | None:
+    """What to tell of a part of the work, which goes from one fraction of the whole to another."""
+    return None if report is None else lambda fraction: report(start + (stop - start) * fraction)
 
 
 @contextlib.contextmanager
-def reporting(progress: bool | Report | None) -> Iterator[Report | None]:
+def reporting(progress: Progress) -> Iterator[Report | None]:
     """Give the function that the core is to call, or None when nobody wants to know.
 
     Args:

@@ -268,6 +268,11 @@ class Stream:
         for block in self._source:  # by enumerate, each would be held while the next one is made
             number += 1
             name = f"{self._name} block {number}"
+            if isinstance(block, (list, tuple)) and any(getattr(part, "ndim", 0) == 2 for part in block):
+                raise TypeError(
+                    f"{name} must be one matrix, got a {type(block).__name__} of {len(block)} arrays: pass the rows "
+                    "alone, such as (rows for rows, labels in loader)"
+                )
             matrix = _arrays.as_matrix(block, name)
             del block
             if not len(matrix.array):

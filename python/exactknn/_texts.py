@@ -31,7 +31,7 @@ Find the k nearest reference vectors of every query vector.
 
 SEARCH_EPILOG = """\
 examples:
-  # ground truth for an approximate index
+  # ids and distances in two files; formats of benchmarks: exactknn groundtruth
   exactknn search --query query.fvecs --reference base.fvecs -k 100 --output truth.ivecs --distances truth.fbin
 
   # neighbours of each row among the other rows

@@ -2,13 +2,13 @@
 
 ::
 
-    argv --> arguments --> headers of the files --> outputs staged --> search, scores, pairs --> outputs renamed
-             (argparse)    (_command)               (_command)         (_cli_search, _evaluate,  into place
-                 |             |                        |               _match)
-                 +-------------+------------------------+---- one line on stderr, exit code --+
+    argv --> arguments ------> headers of the files --> outputs staged --> search, scores, pairs --> outputs renamed
+             (_cli_options,    (_command)               (_command)         (_cli_search, _evaluate,  into place
+              _texts)              |                        |               _match)
+                 +-----------------+------------------------+---- one line on stderr, exit code --+
 
-Whatever can be refused is refused before the search starts. NumPy and the extension module are imported where they
-are used, so that ``--help`` does not wait for them.
+Whatever can be refused is refused before the search starts. The modules of a command are imported where it runs,
+so that ``--help`` and the other commands do not wait for them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from exactknn import _METRICS, _groundtruth, _texts
+import numpy as np
+
+from exactknn import _cli_options, _groundtruth, _texts
 from exactknn._command import (
     EXIT_BROKEN_PIPE,
     EXIT_FAILURE,
@@ -41,8 +43,6 @@ from exactknn._command import (
 )
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from exactknn._evaluate import Evaluation, Task
     from exactknn._files import OutputFile, VectorFile
 
@@ -167,8 +167,10 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     search.set_defaults(run=_search)
-    _add_inputs(search)
-    search.add_argument("-k", required=True, type=_positive, metavar="K", help="neighbours of each query, at least 1")
+    _cli_options.add_inputs(search)
+    search.add_argument(
+        "-k", required=True, type=_cli_options.positive, metavar="K", help="neighbours of each query, at least 1"
+    )
     search.add_argument(
         "--output",
         required=True,
@@ -176,8 +178,8 @@ def _parser() -> argparse.ArgumentParser:
         help=".npz (arrays distances and indices), or .ivecs or .ibin (indices alone, int32)",
     )
     search.add_argument("--distances", metavar="OUT2", help="write the distances here too: .fbin or .fvecs (float32)")
-    _add_memory(search)
-    _add_running(search)
+    _cli_options.add_memory(search)
+    _cli_options.add_running(search)
 
     _groundtruth.add_command(commands)
 
@@ -204,17 +206,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     evaluate.add_argument(
         "-k",
-        type=_neighbours_wanted,
+        type=_cli_options.neighbours_wanted,
         default="all",
         metavar="K",
         help="neighbours that metrics without a number of their own look at: a number of at least 1, all (default) or "
         "max: as many as the largest class has references",
     )
-    _add_metric(evaluate, "--distance")
+    _cli_options.add_metric(evaluate, "--distance")
     evaluate.add_argument("--per-class", metavar="OUT", help="write the mean of each class here: .csv")
     evaluate.add_argument("--report", metavar="OUT", help="write one page with figures and tables here: .html")
     evaluate.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
-    _add_running(evaluate)
+    _cli_options.add_running(evaluate)
 
     match = commands.add_parser(
         "match",
@@ -225,11 +227,11 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     match.set_defaults(run=_match_command)
-    _add_inputs(match)
+    _cli_options.add_inputs(match)
     match.add_argument(
         "--threshold",
         required=True,
-        type=_real,
+        type=_cli_options.real,
         metavar="T",
         help="the largest distance of a pair, in the units of the metric (sqeuclidean: squared); "
         "for inner_product the least product",
@@ -240,7 +242,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="OUT",
         help=".csv (lines query,reference,distance below a header), or .npz (arrays of these names)",
     )
-    _add_running(match)
+    _cli_options.add_running(match)
 
     info = commands.add_parser(
         "info",
@@ -253,113 +255,6 @@ def _parser() -> argparse.ArgumentParser:
     info.set_defaults(run=_info)
     info.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
-
-
-def _add_inputs(command: argparse.ArgumentParser) -> None:
-    """Add what `search` and `match` look at."""
-    command.add_argument("--query", required=True, metavar="Q", help="file of the query vectors")
-    command.add_argument(
-        "--reference",
-        metavar="R",
-        help="file of the vectors to search among; without it, the queries among themselves, each without itself",
-    )
-    _add_metric(command, "--metric")
-    command.add_argument(
-        "--exclude-self",
-        action="store_true",
-        help="the queries are the first rows of the reference: query i never returns row i",
-    )
-
-
-def _add_metric(command: argparse.ArgumentParser, name: str) -> None:
-    command.add_argument(
-        name,
-        choices=_METRICS,
-        default="sqeuclidean",
-        help="what to rank by: sqeuclidean (default), euclidean and cosine (1 - similarity) smallest first, "
-        "inner_product largest first; cityblock, chebyshev and minkowski (see --p) smallest first",
-    )
-    command.add_argument(
-        "--p",
-        type=_exponent,
-        metavar="P",
-        help="exponent of minkowski, above 0: 1 is cityblock, 2 (default) euclidean, inf chebyshev",
-    )
-
-
-def _add_memory(command: argparse.ArgumentParser) -> None:
-    """Add how to search among more vectors than fit into memory."""
-    command.add_argument(
-        "--max-memory",
-        type=_bytes,
-        metavar="SIZE",
-        help="read the reference in blocks, so that the search takes no more than this, such as 2GB or 512MiB",
-    )
-    command.add_argument(
-        "--resume",
-        metavar="FILE",
-        help="keep the state of the search here now and then and at an interrupt, go on from it when it is there, and "
-        "remove it at the end",
-    )
-
-
-def _add_running(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--threads", type=_positive, metavar="N", help="threads to use (default: the cores available)")
-    command.add_argument(
-        "--progress",
-        action=argparse.BooleanOptionalAction,
-        help="show progress on stderr (default: when that is a terminal)",
-    )
-
-
-def _neighbours_wanted(text: str) -> int | str:
-    if text in ("all", "max"):
-        return text
-    try:
-        return _positive(text)
-    except argparse.ArgumentTypeError:
-        raise argparse.ArgumentTypeError(f"wanted a whole number of at least 1, all or max, got {text!r}") from None
-
-
-def _real(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise argparse.ArgumentTypeError(f"wanted a finite number, got {text!r}")
-    return number
-
-
-def _positive(text: str) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"wanted a whole number of at least 1, got {text!r}")
-    return number
-
-
-def _bytes(text: str) -> int:
-    from exactknn import _arrays
-
-    try:
-        return _arrays.as_bytes(text, "it")
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"wanted a size of at least one byte such as 2GB, 512MiB or 1500000000, got {text!r}"
-        ) from None
-
-
-def _exponent(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not number > 0:
-        raise argparse.ArgumentTypeError(f"wanted a number above 0, or inf, got {text!r}")
-    return number
 
 
 def _search(arguments: argparse.Namespace) -> int:
@@ -437,7 +332,7 @@ def _task(arguments: argparse.Namespace) -> Task:
     reference = None if arguments.reference is None else _files.open_vectors(arguments.reference)
     if query.rows == 0:
         raise CommandError(f"--embeddings {query.path} has no rows; wanted at least one query")
-    check_dimensions(query, reference or query, "--embeddings")
+    check_dimensions(query, reference or query, "--embeddings", "--reference")
     labels = _labels(arguments.labels, "--labels", query)
     reference_labels = None
     if reference is not None:
@@ -482,8 +377,6 @@ def _warn_of_gaps(arguments: argparse.Namespace, scores: Evaluation) -> None:
 
 
 def _match_command(arguments: argparse.Namespace) -> int:
-    import numpy as np
-
     from exactknn import _arrays, _files, _match
 
     try:
@@ -515,8 +408,6 @@ def _match_command(arguments: argparse.Namespace) -> int:
 
 def _rounded(threshold: float, dtype: np.dtype[Any]) -> float:
     """The threshold in the type of the distances, in which one that was written is the number that was compared."""
-    import numpy as np
-
     with np.errstate(over="ignore"):
         rounded = float(dtype.type(threshold))
     if math.isinf(rounded):
@@ -529,8 +420,6 @@ def _rounded(threshold: float, dtype: np.dtype[Any]) -> float:
 
 def _info(arguments: argparse.Namespace) -> int:
     import platform
-
-    import numpy as np
 
     from exactknn import _core
 

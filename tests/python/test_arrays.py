@@ -1,5 +1,7 @@
 """What a caller hands in becomes a row-major view, without a copy where the layout allows."""
 
+from pathlib import Path
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -168,6 +170,13 @@ def test_only_two_dimensions_are_taken(shape):
     for values in (np.zeros(shape, np.float32), torch.zeros(shape)):
         with pytest.raises(ValueError, match=r"query must be 2-D \(rows, dimensions\), got shape \("):
             _arrays.as_matrix(values, "query")
+
+
+@pytest.mark.parametrize("values", [None, 1.0, "rows.npy", Path("rows.npy"), {"a": [1.0]}, (row for row in [[1.0]])])
+def test_what_is_no_array_is_named_by_its_type(values):
+    message = f"query must be an array, a tensor or nested lists, got {type(values).__name__}"
+    with pytest.raises(TypeError, match=f"^{message}$"):
+        _arrays.as_matrix(values, "query")
 
 
 def test_ragged_lists_are_refused():

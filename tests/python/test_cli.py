@@ -418,9 +418,9 @@ def test_outputs_that_cannot_be_written_are_refused_before_the_search(tmp_path, 
     # Nobody, not even root, can make a file there.
     assert "/proc/o.npz: cannot write in the folder /proc: " in refused("--output", "/proc/o.npz")
     for output in ("q.npz", "./q.npz", tmp_path / "q.npz", "link.npz"):
-        assert refused("--output", output, query="q.npz") == f"{output}: the output would replace the input q.npz"
+        assert refused("--output", output, query="q.npz") == f"--output {output} would replace the input q.npz"
     assert refused("--output", "o.npz", "--distances", "q.fbin", query="q.fbin") == (
-        "q.fbin: the output would replace the input q.fbin"
+        "--distances q.fbin would replace the input q.fbin"
     )
     assert "float64 distances, which .fbin cannot hold" in refused(
         "--output", "o.npz", "--distances", "d.fbin", query="wide.npy"

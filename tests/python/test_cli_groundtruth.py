@@ -148,9 +148,9 @@ def test_base_is_also_reference(folder):
         (["--output", "none/gt.bin"], "/none does not exist"),
         (
             ["--output", "gt.npz", "--query", "narrow.npy"],
-            "--query narrow.npy has dimension 3, --reference b.fbin has 5",
+            "--query narrow.npy has dimension 3, --base b.fbin has 5",
         ),
-        (["--output", "gt.npz", "--distances", "b.fbin"], "b.fbin: the output would replace the input b.fbin"),
+        (["--output", "gt.npz", "--distances", "b.fbin"], "--distances b.fbin would replace the input b.fbin"),
         ([], "the following arguments are required: --output"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

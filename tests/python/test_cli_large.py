@@ -372,7 +372,7 @@ def test_the_state_must_be_a_file_of_its_own(capsys, floats):
     os.mkdir("folder")
     arguments = ("--query", "r.fbin", "-k", 5, "--output", "o.npz", "--resume")
     assert refusal(capsys, *arguments, "o.npz") == "--output and --resume are one file: o.npz"
-    assert refusal(capsys, *arguments, "r.fbin") == "r.fbin: the output would replace the input r.fbin"
+    assert refusal(capsys, *arguments, "r.fbin") == "--resume r.fbin would replace the input r.fbin"
     assert refusal(capsys, *arguments, "folder") == "folder: is a folder, not a file"
     assert "no/state: the folder " in refusal(capsys, *arguments, "no/state")
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import exactknn
-from exactknn import _files, _match, cli
+from exactknn import _files, _match, _progress, cli
 
 WITHOUT_TQDM = "import sys; sys.modules['tqdm'] = None; from exactknn.cli import main; sys.exit(main())"
 COMMAND = [sys.executable, "-m", "exactknn"]
@@ -153,7 +153,7 @@ def test_progress_goes_up_over_all_blocks(tmp_path, rows, monkeypatch):
     for among_themselves in (True, False):
         seen.clear()
         for block in range(5):
-            part = _match._part_of(
+            part = _progress.part_of(
                 seen.append, *(_match._share(row, 150, among_themselves) for row in (30 * block, 30 * block + 30))
             )
             assert part is not None
@@ -209,7 +209,7 @@ def test_a_row_that_is_not_finite_is_named_by_its_number_in_the_file(tmp_path, r
             ("--threshold", "1", "--query", "q.npy", "--output", "o.txt"),
             "o.txt: unknown suffix '.txt' for --output; wanted one of .csv, .npz",
         ),
-        (("--threshold", "1", "--query", "q.npz", "--output", "q.npz"), "the output would replace the input q.npz"),
+        (("--threshold", "1", "--query", "q.npz", "--output", "q.npz"), "--output q.npz would replace the input q.npz"),
         (
             ("--threshold", "1e39", "--query", "q.npy", "--output", "o.csv"),
             "--threshold 1e+39 is beyond float32, the type of the distances",

@@ -592,7 +592,7 @@ def test_embeddings_that_cannot_be_used(example, capsys):
 def test_an_output_replaces_neither_an_input_nor_another(example, capsys):
     Path("l.csv").write_text("a\n" * 6)
     files = ("--embeddings", "e.npy", "--labels", "l.csv")
-    assert refusal(capsys, *files, "--per-class", "./l.csv") == "./l.csv: the output would replace the input l.csv"
+    assert refusal(capsys, *files, "--per-class", "./l.csv") == "--per-class ./l.csv would replace the input l.csv"
     Path("r.html").symlink_to("c.csv")
     assert refusal(capsys, *files, "--per-class", "c.csv", "--report", "r.html") == (
         "--per-class and --report are one file: r.html"

@@ -1,8 +1,12 @@
 """What an import loads, and that its order among the others does not matter. Each in a fresh interpreter."""
 
 import itertools
+import re
+from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).parents[2]
 
 LOADED = """
 import sys
@@ -109,3 +113,12 @@ except ModuleNotFoundError as error:
 def test_the_transformer_loads_neither_torch_nor_faiss(run_python):
     loaded = run_python(LOADED.format(program="import exactknn.sklearn"))
     assert "sklearn" in loaded and "torch" not in loaded and "faiss" not in loaded
+
+
+def test_the_map_in_contributing_names_every_module():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    package = ROOT / "python" / "exactknn"
+    modules = {path.name for folder in (package, package / "evaluation") for path in folder.glob("*.py")}
+    folders = {f"{path.parent.name}/" for path in package.glob("*/__init__.py")}
+    named = set(re.findall(r"[\w]+\.py\b|\w+/", text))
+    assert modules | folders <= named | {"__main__.py"}

@@ -396,7 +396,7 @@ def test_an_index_that_cannot_be(arguments, error, message):
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda i: i.add(rows(2, 4)), ValueError, "same number of columns, got 3 and 4"),
+        (lambda i: i.add(rows(2, 4)), ValueError, "reference must have 3 columns as the rows of the index, got 4"),
         (lambda i: i.add(rows(2, 3)[0]), ValueError, "reference must be 2-D"),
         (lambda i: i.add(np.zeros((2, 3), np.int64)), TypeError, "reference must hold float32"),
         (lambda i: i.add([[0.0, np.inf, 0.0]]), TypeError, "got float64"),

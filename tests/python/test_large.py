@@ -235,6 +235,11 @@ def test_a_list_of_matrices_is_blocks_and_nested_lists_are_a_matrix():
             r"reference block 1 must have 4 columns as the first, got shape \(3, 5\)",
         ),
         ([rows(3, 4), rows(3, 4)[0]], ValueError, r"reference block 1 must be 2-D .* got shape \(4,\)"),
+        (
+            [rows(3, 4), (rows(3, 4), np.zeros(3))],
+            TypeError,
+            "reference block 1 must be one matrix, got a tuple of 2 arrays: pass the rows alone",
+        ),
         ([rows(3, 4), rows(3, 4).astype(int)], TypeError, "reference block 1 must hold float32, .* got int64"),
         ([rows(3, 5)], ValueError, "query and reference must have the same number of columns, got 4 and 5"),
         ([], ValueError, "k must be at most the number of references, got k=2 with 0 references"),
@@ -244,6 +249,12 @@ def test_a_list_of_matrices_is_blocks_and_nested_lists_are_a_matrix():
 def test_blocks_that_do_not_fit_are_named(blocks, error, text):
     with pytest.raises(error, match=text):
         exactknn.knn(rows(2, 4), iter(blocks), 2)
+
+
+def test_a_block_may_be_a_list_of_rows():
+    x = rows(7, 4)
+    found = exactknn.knn(x[:2], iter([list(x[:3]), x[3:]]), 7)
+    assert found[1].tolist() == exactknn.knn(x[:2], x, 7)[1].tolist()
 
 
 def test_self_needs_the_queries_among_the_blocks():

@@ -151,7 +151,7 @@ def test_references_that_are_refused():
     knn = kept()
     knn.train(rows(5))
     for reference, error, message in (
-        (rows(3, 4), ValueError, "same number of columns, got 8 and 4"),
+        (rows(3, 4), ValueError, "reference must have 8 columns as the rows of the index, got 4"),
         (rows(3).double(), TypeError, "reference must be of a type whose values float32 holds"),
         (rows(3) * torch.inf, ValueError, "reference must be finite"),
         (rows(3)[0], ValueError, "reference must be 2-D"),

@@ -170,7 +170,8 @@ def checked_indices(rows: Tensor, shape: tuple[int, int], m: int) -> Tensor:
     low, high = int(found.min()), int(found.max())
     if low < 0 or high >= m:
         wrong = low if low < 0 else high
-        raise ValueError(f"knn_func must return indices from 0 to {m - 1}, got {wrong}")
+        kept = "; an index that keeps the rows of earlier calls numbers these too: reset it first" if high >= m else ""
+        raise ValueError(f"knn_func must return indices from 0 to {m - 1}, got {wrong}{kept}")
     return rows
 
 

@@ -117,7 +117,16 @@ class CustomKNN:
         return distances.to(_values_dtype(support, query, reference)), indices
 
     def native_support(self, query: Tensor, reference: Tensor) -> NativeSupport:
-        """Whether the core searches these embeddings, or why not."""
+        """Whether the core searches these embeddings, or why not.
+
+        Args:
+            query: ``(n, d)``.
+            reference: ``(m, d)``.
+
+        Raises:
+            ValueError: it does not, with ``backend="rust"``; or what it would search has a type that distances do not
+                take, or no columns.
+        """
         if self.backend == "torch":
             return unsupported("backend is 'torch'")
         support = native_support(self.distance, query, reference, _NAMES)
@@ -272,7 +281,15 @@ class RustKNN:
         self.index = None
 
     def native_support(self, query: Tensor, reference: Tensor) -> NativeSupport:
-        """Whether the core searches these embeddings, or why not; that is logged once."""
+        """Whether the core searches these embeddings, or why not; that is logged once.
+
+        Args:
+            query: ``(n, d)``.
+            reference: ``(m, d)``.
+
+        Raises:
+            ValueError: what it would search has a type that distances do not take, or no columns.
+        """
         support = native_support(self.distance, query, reference, _NAMES)
         if support.metric is None and not self._fallback_logged:
             self._fallback_logged = True
@@ -315,7 +332,8 @@ class RustKNN:
     def _check_metric(self, index: Index) -> None:
         wanted = self._new_index()
         if (index.metric, index.p) != (wanted.metric, wanted.p):
-            raise ValueError(f"the index must have the metric of {self.distance!r}, like {wanted!r}, got {index!r}")
+            name = repr(wanted.metric) if wanted.p is None else f"{wanted.metric!r} with p={wanted.p:g}"
+            raise ValueError(f"the index must have the metric of {self.distance!r}, {name}, got {index!r}")
 
     def __repr__(self) -> str:
         switches = f", reset_before={self.reset_before}, reset_after={self.reset_after}" if self.keeps_index else ""

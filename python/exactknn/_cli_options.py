@@ -1,0 +1,125 @@
+"""The options that several commands of the command line share, and the types of their values.
+
+A type raises ``argparse.ArgumentTypeError``, whose text says what was wanted and what was given; argparse puts the
+option before it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+
+from exactknn import _arrays
+
+
+def add_inputs(command: argparse.ArgumentParser) -> None:
+    """Add what `search` and `match` look at."""
+    command.set_defaults(reference_option="--reference")
+    command.add_argument("--query", required=True, metavar="Q", help="file of the query vectors")
+    command.add_argument(
+        "--reference",
+        metavar="R",
+        help="file of the vectors to search among; without it, the queries among themselves, each without itself",
+    )
+    add_metric(command, "--metric")
+    command.add_argument(
+        "--exclude-self",
+        action="store_true",
+        help="the queries are the first rows of the reference: query i never returns row i",
+    )
+
+
+def add_metric(command: argparse.ArgumentParser, name: str) -> None:
+    """Add what to rank by, under this name, and ``--p``."""
+    command.add_argument(
+        name,
+        choices=_arrays.METRICS,
+        default="sqeuclidean",
+        help="what to rank by: sqeuclidean (default), euclidean and cosine (1 - similarity) smallest first, "
+        "inner_product largest first; cityblock, chebyshev and minkowski (see --p) smallest first",
+    )
+    command.add_argument(
+        "--p",
+        type=exponent,
+        metavar="P",
+        help="exponent of minkowski, above 0: 1 is cityblock, 2 (default) euclidean, inf chebyshev",
+    )
+
+
+def add_memory(command: argparse.ArgumentParser) -> None:
+    """Add how to search among more vectors than fit into memory."""
+    command.add_argument(
+        "--max-memory",
+        type=size,
+        metavar="SIZE",
+        help="read the reference in blocks, so that the search takes no more than this, such as 2GB or 512MiB",
+    )
+    command.add_argument(
+        "--resume",
+        metavar="FILE",
+        help="keep the state of the search here now and then and at an interrupt, go on from it when it is there, and "
+        "remove it at the end",
+    )
+
+
+def add_running(command: argparse.ArgumentParser) -> None:
+    """Add threads and progress."""
+    command.add_argument("--threads", type=positive, metavar="N", help="threads to use (default: the cores available)")
+    command.add_argument(
+        "--progress",
+        action=argparse.BooleanOptionalAction,
+        help="show progress on stderr (default: when that is a terminal)",
+    )
+
+
+def neighbours_wanted(text: str) -> int | str:
+    """A number of neighbours, ``"all"`` or ``"max"``."""
+    if text in ("all", "max"):
+        return text
+    try:
+        return positive(text)
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f"wanted a whole number of at least 1, all or max, got {text!r}") from None
+
+
+def real(text: str) -> float:
+    """A finite number."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise argparse.ArgumentTypeError(f"wanted a finite number, got {text!r}")
+    return number
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"wanted a whole number of at least 1, got {text!r}")
+    return number
+
+
+def size(text: str) -> int:
+    """A number of bytes, as `_arrays.as_bytes` reads it."""
+    try:
+        return _arrays.as_bytes(text, "it")
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"wanted a size of at least one byte such as 2GB, 512MiB or 1500000000, got {text!r}"
+        ) from None
+
+
+def exponent(text: str) -> float:
+    """A number above 0, or infinity."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not number > 0:
+        raise argparse.ArgumentTypeError(f"wanted a number above 0, or inf, got {text!r}")
+    return number
