@@ -185,9 +185,8 @@ class Index:
 
         Raises:
             TypeError: not bools, or a masked array.
-            ValueError: wrong shape or device, or not as many as there are rows; or the file that rows are mapped from is
-                damaged.
-                Then all rows are there.
+            ValueError: wrong shape or device, or not as many as there are rows; or the file that rows are mapped from
+                is damaged. Then all rows are there.
         """
         given = _arrays.as_array(mask, "mask")
         if given.dtype != np.bool_:
