@@ -86,6 +86,8 @@ class Checkpoint:
         """
         if not os.path.exists(self.path):
             return False
+        if not os.path.isfile(self.path):  # a pipe would be waited for
+            raise FileError(f"{self.path}: is a device or pipe, not a file")
         try:
             self._compare(json.loads(self._array("about", np.dtype(np.uint8), None).tobytes()))
             first, rows = (int(number) for number in self._array("place", np.dtype(np.int64), (2,)))

@@ -98,7 +98,7 @@ def find(arguments: argparse.Namespace, open_outputs: OpenOutputs, write: Write)
             put_in_place(outputs)
         if arguments.resume is not None:
             with contextlib.suppress(FileNotFoundError):
-                os.remove(arguments.resume)
+                os.remove(os.path.realpath(arguments.resume))  # a link to it stays, as when it is replaced
     except _files.FileError as error:
         raise CommandError(str(error)) from error
     except KeyboardInterrupt as interrupt:

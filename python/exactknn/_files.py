@@ -18,6 +18,7 @@ compared with the size of the file. Every refusal is a `FileError` with a one-li
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import lzma
 import math
@@ -270,9 +271,23 @@ def read_npz_array(source: Path, path: str, array_name: str | None, check: Check
                 return _read_npz_member(stream, path, member, check)
     except FileError:
         raise
-    # A damaged directory of the archive reaches zipfile's decoding and seeking (ValueError, struct.error).
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        # A damaged directory of the archive sends zipfile to a place before the beginning of the file.
+        raise FileError(f"{path}: the archive cannot be read: {one_line(error)}") from error
+    # It also reaches zipfile's decoding and seeking (ValueError, IndexError, struct.error).
     # RuntimeError: encrypted; its NotImplementedError: a compression this Python lacks.
-    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, RuntimeError, ValueError) as error:
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        lzma.LZMAError,
+        struct.error,
+        EOFError,
+        RuntimeError,
+        LookupError,
+        ValueError,
+    ) as error:
         if isinstance(error, zipfile.BadZipFile) and not zipfile.is_zipfile(source):
             raise FileError(f"{path}: not a zip archive, so not an .npz file (or it is cut short)") from error
         raise FileError(f"{path}: the archive cannot be read: {one_line(error)}") from error

@@ -183,11 +183,11 @@ class Index:
             mask: a bool for each row, True where it is to go: ``(m,)``, an array, a tensor in CPU memory, or a list.
 
         Raises:
-            TypeError: not bools.
-            ValueError: wrong shape, or not as many as there are rows; or the file that rows are mapped from is damaged.
-                Then all rows are there.
+            TypeError: not bools, or a masked array.
+            ValueError: wrong shape or device, or not as many as there are rows; or the file that rows are mapped from
+                is damaged. Then all rows are there.
         """
-        given = np.asarray(mask)
+        given = _arrays.as_array(mask, "mask")
         if given.dtype != np.bool_:
             raise TypeError(
                 f"mask must hold a bool for each row, got {given.dtype.name}; "

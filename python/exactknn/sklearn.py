@@ -134,12 +134,15 @@ class ExactNeighborsTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixi
             ``(n_queries, n_samples_fit_)`` matrix in compressed rows, the entries of each row nearest first.
 
         Raises:
-            TypeError: ``X`` is sparse.
-            ValueError: ``X`` is not a matrix of finite numbers with the fitted features, or there are fewer fitted rows
-                than entries are wanted.
+            TypeError: ``X`` is sparse, or ``n_neighbors`` was set to what is no integer.
+            ValueError: ``X`` is not a matrix of finite numbers with the fitted features, there are fewer fitted rows
+                than entries are wanted, or ``n_neighbors`` or ``mode`` was set out of its range.
         """
         check_is_fitted(self)
-        return self.kneighbors_graph(X, self.n_neighbors + (self.mode == "distance"), self.mode)
+        # Both may have been set since they were checked.
+        count = _arrays.as_count(self.n_neighbors, "n_neighbors", minimum=1)
+        _check_mode(self.mode)
+        return self.kneighbors_graph(X, count + (self.mode == "distance"), self.mode)
 
     def fit_transform(self, X: Any, y: Any = None) -> Any:
         """Fit the rows and give their graph, in which each row comes first among its own neighbours.
@@ -254,7 +257,7 @@ class ExactNeighborsTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixi
 
 
 def _check_mode(mode: Any) -> None:
-    if mode not in _MODES:
+    if not isinstance(mode, str) or mode not in _MODES:
         raise ValueError(f"mode must be one of {', '.join(_MODES)}, got {mode!r}")
 
 

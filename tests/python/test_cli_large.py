@@ -377,6 +377,26 @@ def test_the_state_must_be_a_file_of_its_own(capsys, floats):
     assert "no/state: the folder " in refusal(capsys, *arguments, "no/state")
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="a system without named pipes")
+def test_a_pipe_is_not_waited_for_as_a_state(capsys, floats):
+    save("r.fbin", floats)
+    os.mkfifo("state")
+    arguments = ("--query", "r.fbin", "-k", 5, "--output", "o.npz", "--resume", "state")
+    assert refusal(capsys, *arguments) == "state: is a device or pipe, not a file"
+
+
+def test_a_link_to_a_state_stays_and_the_state_goes(floats, interrupt_after):
+    save("r.fbin", floats)
+    os.symlink("target", "state")
+    arguments = ("--query", "r.fbin", "-k", 5, "--output", "o.npz", "--resume", "state")
+    interrupt_after(2)
+    assert search(*arguments) == 130
+    assert os.path.islink("state") and os.path.isfile("target")
+    interrupt_after(0)
+    assert search(*arguments) == 0
+    assert os.path.islink("state") and not os.path.exists("target")
+
+
 def test_a_state_that_cannot_be_written_does_not_end_the_search(capsys, monkeypatch, floats):
     save("r.fbin", floats)
 

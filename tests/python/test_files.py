@@ -267,6 +267,21 @@ def test_a_compressed_member_with_a_wrong_checksum_is_refused(tmp_path):
         opened(path)
 
 
+def test_every_flipped_bit_at_the_end_of_an_archive_is_read_or_refused_in_one_line(tmp_path):
+    path = tmp_path / "v.npz"
+    np.savez(path, VALUES)
+    content = path.read_bytes()
+    for at in range(content.rindex(b"PK\x01\x02"), len(content)):
+        for bit in range(8):
+            path.write_bytes(content[:at] + bytes([content[at] ^ 1 << bit]) + content[at + 1 :])
+            try:
+                array = _files.read_npz_array(path, str(path), "arr_0", lambda *_: None)
+            except _files.FileError as error:
+                assert str(error).startswith(str(path)) and "\n" not in str(error)
+            else:
+                np.testing.assert_array_equal(array, VALUES)
+
+
 def test_a_member_that_is_not_an_array_is_refused(tmp_path):
     with zipfile.ZipFile(tmp_path / "v.npz", "w") as archive:
         archive.writestr("notes.txt", "hello")

@@ -419,6 +419,7 @@ def test_an_index_that_cannot_be(arguments, error, message):
         (lambda i: i.remove([0, 1]), TypeError, "mask must hold a bool for each row, got int64; for row numbers"),
         (lambda i: i.remove(np.zeros(4, bool)), ValueError, "mask must have one entry for each of the 5 rows, got 4"),
         (lambda i: i.remove(np.zeros((5, 1), bool)), ValueError, "mask must be 1-D"),
+        (lambda i: i.remove(np.ma.array([True] * 5, mask=[True] * 5)), TypeError, "mask must not be a masked array"),
     ],
 )
 def test_what_is_refused_changes_nothing(call, error, message):

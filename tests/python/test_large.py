@@ -150,6 +150,13 @@ def test_mapped_arrays_of_any_layout(tmp_path, mode, order, dtype):
     np.testing.assert_array_equal(array, x)
 
 
+@pytest.mark.parametrize("copied", [np.memmap.copy, lambda x: x.astype(np.float64), lambda x: x.copy().T[1:].T])
+def test_copies_of_a_mapped_array_which_have_its_class_but_no_map(tmp_path, copied):
+    array = copied(mapped(tmp_path, rows(300, 16)))
+    assert_same(exactknn.knn(array[:7], array, 5, max_memory="1MB"), exactknn.knn(array[:7], array, 5))
+    assert_same(exactknn.knn(array, k=5, max_memory=60_000), exactknn.knn(array, k=5))
+
+
 def test_what_was_written_to_a_copy_on_write_map_is_searched_and_kept(tmp_path):
     array = mapped(tmp_path, rows(300, 16), "c")
     array[123] = 9

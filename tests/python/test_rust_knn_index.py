@@ -147,6 +147,16 @@ def test_a_call_that_is_refused_adds_no_row(query, k, own, error, message):
     assert len(knn.index) == 5
 
 
+@pytest.mark.parametrize("query", [rows(2, 4), rows(2).double(), rows(2) * torch.nan, rows(2).long()])
+def test_a_call_that_is_refused_leaves_the_index_of_the_call_before(query):
+    knn = RustKNN(reset_after=False)
+    knn(rows(2), 1, rows(5))
+    before = knn.index
+    with pytest.raises((TypeError, ValueError), match=r"query|columns"):
+        knn(query, 1, rows(3, seed=1))
+    assert knn.index is before
+
+
 def test_references_that_are_refused():
     knn = kept()
     knn.train(rows(5))

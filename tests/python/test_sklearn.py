@@ -203,6 +203,22 @@ def test_parameters_are_checked_in_fit(rows, parameters, error, message):
         ExactNeighborsTransformer(**parameters).fit(rows)
 
 
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"n_neighbors": 0}, ValueError, "n_neighbors must be at least 1, got 0"),
+        ({"n_neighbors": True}, TypeError, "n_neighbors must be an integer, got True"),
+        ({"n_neighbors": "3"}, TypeError, "n_neighbors must be an integer, got '3'"),
+        ({"n_neighbors": 2.5}, TypeError, "n_neighbors must be an integer, got 2.5"),
+        ({"mode": np.array(["distance", "x"])}, ValueError, "mode must be one of distance, connectivity"),
+    ],
+)
+def test_parameters_that_were_set_later_are_checked_in_transform(rows, changed, error, message):
+    transformer = ExactNeighborsTransformer(3).fit(rows).set_params(**changed)
+    with pytest.raises(error, match=message):
+        transformer.transform(rows)
+
+
 def test_too_few_rows_are_named(rows):
     transformer = ExactNeighborsTransformer(5).fit(rows[:5])
     with pytest.raises(

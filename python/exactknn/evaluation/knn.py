@@ -312,9 +312,9 @@ class RustKNN:
         _check_sizes(queries, len(index) + added, count, own_included, "index")
         if reference is not None:
             index.add(reference)
-        self.index = index
         _log_search(query, count, len(index))
         distances, indices = index.search(query, count, exclude_self=own_included)
+        self.index = index  # only now: the search may have refused the query, and then the one before is there
         return torch.from_numpy(distances), torch.from_numpy(indices)
 
     def _new_index(self) -> Index:
