@@ -309,11 +309,6 @@ impl PyIndex {
         py.detach(|| with_index!(&self.0, index, _E => index.remove(mask))).into_py()
     }
 
-    /// Drop all rows.
-    fn reset(&self, py: Python<'_>) {
-        py.detach(|| with_index!(&self.0, index, _E => index.reset()));
-    }
-
     /// A copy of the rows `start` to `stop`, or to the last; bfloat16 as 16-bit patterns.
     #[pyo3(signature = (start, stop=None))]
     fn copy(&self, py: Python<'_>, start: &Bound<'_, PyAny>, stop: Option<&Bound<'_, PyAny>>) -> PyResult<Py<PyAny>> {
