@@ -385,7 +385,7 @@ def plan(
         part = math.ceil(n / parts)
         taken = part * part_bytes
     else:
-        needed = fixed + (n * query_bytes if once else part_bytes)
+        needed = fixed + (n * query_bytes if once else min(n * query_bytes, part_bytes))
         raise ValueError(
             f"max_memory must be at least {needed} bytes for this search, got {max_memory}; "
             f"its result alone, {n} queries with k={k}, takes {n * k * result_bytes}"
