@@ -381,17 +381,18 @@ def plan(
     least = max(1, min(most, LEAST_ROWS, LEAST_BYTES // row))
     fixed = FIXED_BYTES + held + n * k * result_bytes + least * reference_bytes
     if fixed + n * query_bytes <= max_memory:
-        part, part_bytes = max(1, n), query_bytes
+        part, taken = max(1, n), n * query_bytes
     elif not once and fixed + part_bytes <= max_memory:
         parts = math.ceil(n / ((max_memory - fixed) // part_bytes))
         part = math.ceil(n / parts)
+        taken = part * part_bytes
     else:
-        needed = fixed + (n * query_bytes if once else part_bytes)
+        needed = fixed + (n * query_bytes if once else min(n * query_bytes, part_bytes))
         raise ValueError(
             f"max_memory must be at least {needed} bytes for this search, got {max_memory}; "
             f"its result alone, {n} queries with k={k}, takes {n * k * result_bytes}"
         )
-    return Plan(part, min(most, least + (max_memory - fixed - part * part_bytes) // reference_bytes))
+    return Plan(part, min(most, least + (max_memory - fixed - taken) // reference_bytes))
 
 
 def _array_rows(values: Any, name: str) -> _rows.ArrayRows:

@@ -166,7 +166,7 @@ class ArrayRows(_CopiedRows):
 def _map_of(array: Any) -> Any:
     """The mapped array that this one is a part of, or None."""
     # What NumPy copies of a mapped array is of the same class, but has no map.
-    while array is not None and (not isinstance(array, np.memmap) or array._mmap is None):
+    while not (array is None or (isinstance(array, np.memmap) and getattr(array, "_mmap", None) is not None)):
         array = getattr(array, "base", None)
     return array
 

@@ -106,6 +106,15 @@ def test_blocks_of_any_size_give_the_bytes_of_the_whole(data):
         assert_same(found, whole)
 
 
+def test_no_queries_take_no_memory():
+    x = np.ones((300, 1), np.float32)
+    with pytest.raises(ValueError, match=r"max_memory must be at least \d+ bytes") as refused:
+        exactknn.knn(x[:0], x, 100, max_memory=1)
+    least = int(str(refused.value).split("at least ")[1].split()[0])
+    distances, indices = exactknn.knn(x[:0], x, 100, max_memory=least)
+    assert distances.shape == indices.shape == (0, 100)
+
+
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("bound", [26_000, 40_000, 10**9])
 def test_a_search_among_themselves_goes_through_the_queries_in_blocks(tmp_path, metric, bound):
