@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     except KeyboardInterrupt as interrupt:
         complain(f"{'terminated' if stop.terminated else 'interrupted'}{interrupt}")
-        return 128 + (signal.SIGTERM if stop.terminated else signal.SIGINT)
+        return 128 + (stop.terminated or signal.SIGINT)
     except BrokenPipeError:
         # The interpreter flushes stdout once more at exit; let that go nowhere rather than complain.
         with contextlib.suppress(OSError, ValueError):
@@ -80,27 +80,37 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_FAILURE
 
 
+# What batch systems send, and what a lost connection does.
+_TERMINATING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+
+
 class _Stop:
-    """Turns SIGTERM, which batch systems send, into the interrupt that removes temporary files on its way out."""
+    """Turns signals that end a process into the interrupt that removes temporary files on its way out."""
 
     def __init__(self) -> None:
-        self.terminated = False
+        self.terminated = 0
 
     def _interrupt(self, number: int, frame: FrameType | None) -> NoReturn:
-        self.terminated = True
+        self.terminated = number
         raise KeyboardInterrupt
 
     @contextlib.contextmanager
     def on_terminate(self) -> Iterator[None]:
+        previous = {}
         try:
-            previous = signal.signal(signal.SIGTERM, self._interrupt)
+            for number in _TERMINATING:
+                handler = signal.getsignal(number)
+                if handler is not signal.SIG_IGN:  # as nohup leaves SIGHUP
+                    signal.signal(number, self._interrupt)
+                    previous[number] = handler
         except ValueError:  # not the main thread: signals are someone else's
             yield
             return
         try:
             yield
         finally:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL if previous is None else previous)
+            for number, handler in previous.items():
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def _run(argv: Sequence[str] | None) -> int:

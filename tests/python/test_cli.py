@@ -570,7 +570,15 @@ def long_search(tmp_path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+    ("number", "code", "word"),
+    [
+        (signal.SIGINT, 130, "interrupted"),
+        (signal.SIGTERM, 143, "terminated"),
+        pytest.param(
+            *(signal.SIGHUP, 129, "terminated"),
+            marks=pytest.mark.skipif(signal.getsignal(signal.SIGHUP) == signal.SIG_IGN, reason="ignored, as by nohup"),
+        ),
+    ],
 )
 def test_an_interrupt_ends_in_one_line_and_leaves_no_file(tmp_path, long_search, number, code, word):
     (tmp_path / "o.npz").write_bytes(b"before")
@@ -651,3 +659,15 @@ def test_main_returns_the_exit_code_and_restores_the_handlers(capsys):
     assert main(["search"]) == 2
     assert signal.getsignal(signal.SIGTERM) is before
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_lost_connection_ends_nothing_under_nohup(tmp_path, floats):
+    np.save(tmp_path / "q.npy", floats)
+    script = (
+        "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); os.kill(os.getpid(), signal.SIGHUP); "
+        "from exactknn import _cli_search, cli; old = _cli_search.run; "
+        "_cli_search.run = lambda arguments: (os.kill(os.getpid(), signal.SIGHUP), old(arguments))[1]; sys.exit(cli.main())"
+    )
+    words = ["search", "--query", "q.npy", "-k", "3", "--output", "o.npz"]
+    done = subprocess.run([sys.executable, "-c", script, *words], cwd=tmp_path, capture_output=True, timeout=50)
+    assert (done.returncode, done.stderr) == (0, b"")

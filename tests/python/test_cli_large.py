@@ -429,7 +429,15 @@ sys.exit(cli.main(sys.argv[1:]))
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+    ("number", "code", "word"),
+    [
+        (signal.SIGINT, 130, "interrupted"),
+        (signal.SIGTERM, 143, "terminated"),
+        pytest.param(
+            *(signal.SIGHUP, 129, "terminated"),
+            marks=pytest.mark.skipif(signal.getsignal(signal.SIGHUP) == signal.SIG_IGN, reason="ignored, as by nohup"),
+        ),
+    ],
 )
 def test_a_signal_to_the_process_and_a_second_run(tmp_path, number, code, word):
     x = np.random.default_rng(0).standard_normal((30_000, 64)).astype(np.float32)

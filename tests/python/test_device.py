@@ -579,3 +579,15 @@ def test_the_answers_of_an_apple_gpu_are_the_cpus(distance):
     assert distances.device.type == "mps"
     assert distances.cpu().equal(wanted[0])
     assert indices.cpu().equal(wanted[1])
+
+
+@pytest.mark.parametrize("float64", [("cpu", "cuda"), ()])
+def test_a_thread_that_flushes_subnormal_numbers_gets_the_cores_answer(monkeypatch, float64):
+    monkeypatch.setattr(_device, "_FLOAT64_DEVICES", float64)
+    reference, query = torch.tensor([[3e-45], [1e-45], [0.0]]), torch.tensor([[1e-45]])
+    torch.set_flush_denormal(True)
+    try:
+        _, found = _device.search(NativeSupport("euclidean", False, ""), query, 2, reference, False)
+    finally:
+        torch.set_flush_denormal(False)
+    assert found.tolist() == [[1, 0]]

@@ -371,3 +371,13 @@ def test_a_newer_version_is_refused_by_its_number(tmp_path):
         ValueError, match="index: wanted format version 1 or older, found version 2, written by exactknn"
     ):
         Index.load(path)
+
+
+def test_the_permissions_of_a_replaced_file_stay(tmp_path):
+    path = tmp_path / "index"
+    index = Index()
+    index.add(np.ones((3, 2), np.float32))
+    index.save(path)
+    path.chmod(0o640)
+    index.save(path)
+    assert path.stat().st_mode & 0o777 == 0o640

@@ -132,10 +132,15 @@ def search(
 
 def _levels(device: torch.device, d: int, wide: bool) -> list[_Level]:
     """The passes before the core's."""
-    if d >= _LONGEST:
+    if d >= _LONGEST or (device.type not in ("cuda",) and _flushes()):
         return []
     singles = [] if wide else [_SINGLE]
     return singles + ([_DOUBLE] if device.type in _FLOAT64_DEVICES else [])
+
+
+def _flushes() -> bool:
+    """Whether this thread has been told to read subnormal numbers as zero: torch's values on the CPU are not the core's."""
+    return bool(torch.tensor(2.0**-149).double() == 0)
 
 
 # --- memory ---------------------------------------------------------------------------------------------------------

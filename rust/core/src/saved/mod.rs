@@ -41,7 +41,7 @@
 //! # What the file system has to promise
 //!
 //! [`write()`] replaces a file as a whole: its old contents stay valid for those who have them mapped, and whatever
-//! interrupts it leaves either the old file or the new one. A process that is killed may leave
+//! interrupts it leaves either the old file or the new one, with the permissions of the old. A process that is killed may leave
 //! `.exactknn-<process>-<16 digits>.tmp` in the folder; it can be deleted when that process has gone.
 //!
 //! A file that is open must not be changed in place or truncated by anyone: a map shows the change, and reading what was cut

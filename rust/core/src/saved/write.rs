@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fmt::Write as _;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -106,6 +106,9 @@ pub fn write(
     sink.out.seek(SeekFrom::Start(0)).map_err(failed)?;
     sink.out.write_all(&head).map_err(failed)?;
     sink.out.flush().map_err(failed)?;
+    if let Some(permissions) = &target.permissions {
+        sink.out.get_ref().set_permissions(permissions.clone()).map_err(failed)?;
+    }
     sink.out.get_ref().sync_all().map_err(failed)?;
     monitor.check()?;
     drop(sink);
@@ -238,15 +241,19 @@ impl Sink<'_> {
 struct Target {
     folder: PathBuf,
     path: PathBuf,
+    /// Of the file that is replaced; the new one takes them over.
+    permissions: Option<Permissions>,
 }
 
 impl Target {
     fn new(path: &Path) -> Result<Self> {
         let failed = |error: io::Error| Error::file(path, "write to it", &error);
+        let mut permissions = None;
         let path = match fs::metadata(path) {
             Ok(there) if there.is_file() || there.is_dir() => {
                 // What the system says of a folder, or of a file that its owner made read-only; renaming would not ask.
                 OpenOptions::new().write(true).open(path).map_err(failed)?;
+                permissions = Some(there.permissions());
                 &fs::canonicalize(path).map_err(failed)?
             }
             Ok(_) => return Err(Error::bad_file(path, "a regular file or a free name", "a device or pipe")),
@@ -261,7 +268,7 @@ impl Target {
             Some(folder) if folder != Path::new("") => folder.to_owned(),
             _ => PathBuf::from("."),
         };
-        Ok(Self { path: folder.join(name), folder })
+        Ok(Self { path: folder.join(name), folder, permissions })
     }
 }
 
