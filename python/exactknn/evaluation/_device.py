@@ -139,7 +139,7 @@ def _levels(device: torch.device, d: int, wide: bool) -> list[_Level]:
 
 
 def _flushes() -> bool:
-    """Whether this thread has been told to read subnormal numbers as zero: torch's values on the CPU are not the core's."""
+    """Whether this thread was told to read subnormal numbers as zero: torch's values are not the core's then."""
     return bool(torch.tensor(2.0**-149).double() == 0)
 
 
