@@ -482,7 +482,8 @@ def test_progress_of_an_iterable_is_known_for_a_list_only(slow_level, monkeypatc
 
     exactknn.knn(x, [x[:90], x[90:]], 3, num_threads=1, progress=tell)
     assert told == sorted(told) and told[-1] == 1.0
-    assert len({fraction for fraction in told if 0 < fraction < 1}) >= 3
+    # After each of three blocks; how often in between is up to the machine.
+    assert len({fraction for fraction in told if 0 < fraction < 1}) >= 2
     told.clear()
     exactknn.knn(x, iter([x[:90], x[90:]]), 3, num_threads=1, progress=tell)
     assert set(told[:-1]) == {0.0} and told[-1] == 1.0
