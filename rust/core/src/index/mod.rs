@@ -293,12 +293,8 @@ impl<E: Element + Stored> Snapshot<E> {
     ) -> Result<Neighbours<E::Output>> {
         monitor.begin(self.problem(query.rows(), &options).pairs());
         let mut search = BlockSearch::of(query, options)?;
-        if query.rows() > 0 && options.k > 0 {
-            for references in self.references()? {
-                search.take_in(query, references, monitor)?;
-            }
-        } else {
-            return Ok(Neighbours { values: Vec::new(), rows: Vec::new() });
+        for references in self.references()? {
+            search.take_in(query, references, monitor)?;
         }
         search.result::<E>()
     }
