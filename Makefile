@@ -97,6 +97,10 @@ lint: setup ## rustfmt, clippy, ruff, mypy, and the stubs against the built exte
 	$(BIN)/python -m mypy
 	MYPYPATH=python $(BIN)/python -m mypy.stubtest exactknn._core
 
+.PHONY: digest
+digest: setup ## one digest of results, compared with the recorded one at every level with 1 to 4 threads (two minutes)
+	$(BIN)/python -m benches.digest --all
+
 .PHONY: format
 format: setup ## let rustfmt and ruff rewrite the sources
 	cargo fmt --all
