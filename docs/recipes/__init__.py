@@ -1,1 +1,1 @@
-"""Recipes: complete programs that use exactknn as a reader would, run from the project's root."""
+"""Recipes: complete example programs that use exactknn, run from the project's root."""

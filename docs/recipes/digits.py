@@ -1,7 +1,7 @@
-"""Exact neighbours of real data: scikit-learn's 1,797 handwritten digits, each against all the others.
+"""Exact neighbours of real data: scikit-learn's 1,797 handwritten digits, each searched among all the others.
 
 Run from the project's root with ``python -m docs.recipes.digits`` (or ``make demo``). One leave-one-out search with
-`RustKNN`, beside the two searches in common use, then what the neighbours say of the ten classes:
+`RustKNN`, compared with two common alternatives, then an evaluation of the neighbours by class:
 
     digits (1797, 64) --+-- RustKNN ----------------------+
                         +-- CustomKNN, backend="torch" ---+-- compare with float64 brute force -- table, exit code
@@ -9,9 +9,9 @@ Run from the project's root with ``python -m docs.recipes.digits`` (or ``make de
                         +-- RustKNN's neighbours ------------ build/demo/neighbours.png
                         +-- exactknn evaluate --------------- table, build/demo/report.html
 
-Pixels are whole numbers from 0 to 16, so equal distances are common: the tie rule decides which row comes first.
+Pixels are integers from 0 to 16, so ties are common, and the tie rule decides which row comes first.
 
-The exit code is 1 when a neighbour or a distance of `RustKNN` differs from brute force, or the evaluation's own.
+The exit code is 1 if a neighbour or a distance of `RustKNN` differs from brute force, otherwise that of the evaluation.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 import faiss
 import matplotlib
 
-matplotlib.use("Agg")  # before pyplot is imported: the demo runs where there is no display
+matplotlib.use("Agg")  # before pyplot is imported, so that the demo runs without a display
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -49,11 +49,11 @@ REPORT = FOLDER / "report.html"
 
 
 def brute_force(rows: npt.NDArray[np.float32], k: int) -> Found:
-    """The `k` nearest other rows of each row, in float64, ties to the lowest row number.
+    """Return the `k` nearest other rows of each row, computed in float64, ties to the lowest row number.
 
     Args:
         rows: `(n, d)`.
-        k: neighbours for each row, below `n`.
+        k: neighbours per row, below `n`.
 
     Returns:
         Squared distances `(n, k)`, rounded once to float32, and row numbers `(n, k)`.
@@ -70,17 +70,17 @@ def brute_force(rows: npt.NDArray[np.float32], k: int) -> Found:
 
 
 def faiss_search(rows: npt.NDArray[np.float32], k: int) -> Found:
-    """The same by faiss: it has no "without self", so ask for one more and take each row's own number out."""
+    """Return the same from faiss, which cannot exclude self: search for one more and drop each row's own number."""
     index = faiss.IndexFlatL2(rows.shape[1])
     index.add(rows)
     distances, indices = index.search(rows, k + 1)
     others = indices != np.arange(len(rows))[:, None]
-    others[others.all(axis=1), k] = False  # self fell out among more than k equal rows: drop the last instead
+    others[others.all(axis=1), k] = False  # more than k equal rows displaced self: drop the last instead
     return distances[others].reshape(-1, k), indices[others].reshape(-1, k)
 
 
 def timed(search: Callable[[], Found]) -> tuple[Found, float]:
-    """What `search` finds, and the median of its times in seconds after one run that is not counted."""
+    """Return the result of `search`, and its median time in seconds after one warm-up run."""
     found = search()
     seconds = []
     for _ in range(RUNS):
@@ -91,10 +91,10 @@ def timed(search: Callable[[], Found]) -> tuple[Found, float]:
 
 
 def choose_queries(labels: Indices, indices: Indices, distances: Distances) -> list[int]:
-    """Eight rows of eight classes, if there are so many: the three least plausible mistakes, and five rows found right.
+    """Choose up to eight rows of different classes: the three least plausible mistakes and five correct rows.
 
-    A mistake is least plausible when its wrong neighbour is nearest. For the right ones the row is taken whose nearest
-    neighbour is as far away as is usual for its class.
+    The least plausible mistakes are those with the nearest wrong neighbours. A correct row is the one whose distance to
+    its nearest neighbour is the median of its class.
     """
     wrong = labels[indices[:, 0]] != labels
     chosen: list[int] = []
@@ -117,7 +117,7 @@ def choose_queries(labels: Indices, indices: Indices, distances: Distances) -> l
 
 
 def draw(path: Path, images: npt.NDArray[np.float64], labels: Indices, found: Found, queries: list[int]) -> None:
-    """Write a picture: each query at the left, its neighbours beside it, right ones framed green and wrong ones red."""
+    """Draw each query at the left and its neighbours beside it: correct ones framed green, wrong ones red."""
     distances, indices = found
     right, wrong, ink = "#1a9850", "#d73027", "#222222"
     size, gap, left, top = 1.0, 0.42, 0.25, 1.05
@@ -161,7 +161,7 @@ def draw(path: Path, images: npt.NDArray[np.float64], labels: Indices, found: Fo
 
 
 def evaluate(rows: npt.NDArray[np.float32], labels: Indices) -> int:
-    """Score the rows by their labels as the command line does, from files; its exit code."""
+    """Evaluate the rows by their labels, from files, with the command line; return its exit code."""
     files = {"--embeddings": FOLDER / "digits.npy", "--labels": FOLDER / "labels.npy", "--report": REPORT}
     np.save(files["--embeddings"], rows)
     np.save(files["--labels"], labels)
@@ -172,7 +172,7 @@ def evaluate(rows: npt.NDArray[np.float32], labels: Indices) -> int:
 
 
 def main() -> int:
-    """Search, compare, print, draw, evaluate; 0 when `RustKNN` agrees with brute force everywhere, else 1."""
+    """Search, compare, print, draw, evaluate; return 0 if `RustKNN` agrees with brute force everywhere, else 1."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     digits = load_digits()
     rows = np.ascontiguousarray(digits.data, dtype=np.float32)

@@ -1,4 +1,4 @@
-"""From a DataLoader to retrieval metrics, for five ways to score an embedding model.
+"""From a DataLoader to retrieval metrics, with five ways to evaluate an embedding model.
 
 Run from the project's root with ``python -m docs.recipes.evaluation``: synthetic data, no network. A split is a pair
 ``(embeddings, labels)``:
@@ -8,8 +8,8 @@ Run from the project's root with ``python -m docs.recipes.evaluation``: syntheti
                                                       +-- two_stream_accuracy           row i of two streams is a pair
                                                       +-- parent_conditioned_accuracy   classes within their parents
 
-Each of the four hands queries and references to `AccuracyCalculator`. They differ in what the references are, and in
-whether the queries are among them: only then a query's own row is left out of its neighbours.
+Each of the four passes queries and references to `AccuracyCalculator`. They differ in the references, and in whether
+these include the queries: only then is a query's own row excluded from its neighbours.
 
 Copy what you need; nothing here is part of the installed package.
 """
@@ -32,20 +32,21 @@ Split = tuple[Tensor, Tensor]
 
 
 def extract_embeddings(model: Callable[[Any], Tensor], loader: Iterable[tuple[Any, Tensor]]) -> Split:
-    """Embed all batches of a loader and scale each row to Euclidean length 1.
+    """Embed all batches of a loader and scale each row to Euclidean norm 1.
 
-    The model runs as it is: call ``model.eval()`` first, and let the loader give batches on the model's device.
+    The mode of the model is not changed: call ``model.eval()`` first, and let the loader yield batches on the model's
+    device.
 
     Args:
-        model: makes ``(rows, d)`` floating-point embeddings of the data of a batch.
-        loader: batches ``(data, labels)``; not shuffled, if the order of the rows matters to you.
+        model: maps the data of a batch to ``(rows, d)`` floating-point embeddings.
+        loader: batches ``(data, labels)``; do not shuffle if you rely on the order of the rows.
 
     Returns:
-        The embeddings in the loader's order, of the model's dtype and device, and the labels as the loader gave them.
-        A row of zeros stays zero. Both are inference tensors: nothing was recorded for a backward pass.
+        The embeddings in the loader's order, in the model's dtype and on its device, and the labels unchanged. A row of
+        zeros stays zero. Both are inference tensors without autograd history.
 
     Raises:
-        ValueError: the loader has no batch, or the embeddings are not floating point.
+        ValueError: the loader yields no batch, or the embeddings are not floating point.
     """
     embeddings, labels = [], []
     with torch.inference_mode():
@@ -60,41 +61,41 @@ def extract_embeddings(model: Callable[[Any], Tensor], loader: Iterable[tuple[An
 def split_accuracy(
     calculator: AccuracyCalculator, query: Split, references: Iterable[Split], query_in_reference: bool
 ) -> dict[str, Any]:
-    """Score a split among itself, in a gallery, or in both together.
+    """Evaluate a split among itself, in a gallery, or in both together.
 
     Args:
-        calculator: its metrics are returned.
-        query: the split to score.
-        references: the other splits to search in, in this order.
-        query_in_reference: search in the query split as well, where no row finds itself. If false, only in
-            ``references``, and nothing is left out, even if a row there is a copy of a query.
+        calculator: computes the metrics.
+        query: the split to evaluate.
+        references: the other splits to search, in this order.
+        query_in_reference: search the query split as well, excluding each row from its own neighbours. If false, search
+            only ``references`` and exclude nothing, even copies of a query.
 
     Returns:
-        What the calculator returns.
+        The calculator's metrics.
 
     Raises:
-        ValueError: nothing to search in.
+        ValueError: there is nothing to search.
     """
     splits = [query, *references] if query_in_reference else list(references)
     if not splits:
         raise ValueError("references must hold at least one split where query_in_reference is False, got none")
     embeddings, labels = (torch.cat(parts) for parts in zip(*splits, strict=True))
     if query_in_reference:
-        # The same memory, not a copy: where queries are the first references, half the products are enough.
+        # A view, not a copy: if the queries are the first references, half of the products suffice.
         query = embeddings[: len(query[0])], labels[: len(query[1])]
     return calculator.get_accuracy(*query, embeddings, labels, ref_includes_query=query_in_reference)
 
 
 def nearest_centroid_accuracy(calculator: AccuracyCalculator, query: Split, reference: Split) -> dict[str, Any]:
-    """Score queries against one row for each class: the mean of its reference rows.
+    """Evaluate queries against one row per class: the mean of the class's reference rows.
 
     Args:
-        calculator: its metrics are returned.
-        query: the split to score; a class without references is not counted.
-        reference: the rows to take the means of.
+        calculator: computes the metrics.
+        query: the split to evaluate; queries whose class has no references are not counted.
+        reference: the rows to average.
 
     Returns:
-        What the calculator returns. Its ``precision_at_1`` is the accuracy of a nearest-centroid classifier.
+        The calculator's metrics. ``precision_at_1`` is the accuracy of a nearest-centroid classifier.
 
     Raises:
         ValueError: the reference embeddings are not floating point.
@@ -112,16 +113,16 @@ def nearest_centroid_accuracy(calculator: AccuracyCalculator, query: Split, refe
 def two_stream_accuracy(
     calculator: AccuracyCalculator, anchors: Tensor, references: Tensor, labels: Tensor
 ) -> dict[str, Any]:
-    """Score the rows of one stream, such as sketches or captions, against those of another, such as photographs.
+    """Evaluate the rows of one stream, such as sketches or captions, against those of another, such as photographs.
 
     Args:
-        calculator: its metrics are returned.
+        calculator: computes the metrics.
         anchors: embeddings of the first stream, ``(n, d)``: the queries.
-        references: embeddings of the second stream, ``(n, d)``: what is searched. No row is left out.
-        labels: row ``i`` of both streams has label ``i`` of these, ``(n,)``.
+        references: embeddings of the second stream, ``(n, d)``: the rows searched. No row is excluded.
+        labels: ``(n,)``; ``labels[i]`` is the label of row ``i`` in both streams.
 
     Returns:
-        What the calculator returns.
+        The calculator's metrics.
     """
     return calculator.get_accuracy(anchors, labels, references, labels, ref_includes_query=False)
 
@@ -129,24 +130,24 @@ def two_stream_accuracy(
 def parent_conditioned_accuracy(
     calculator: AccuracyCalculator, query: Split, references: Iterable[Split], query_in_reference: bool
 ) -> dict[str, float]:
-    """Score classes among those that share their parent class, level by level of a hierarchy.
+    """Evaluate classes among those with the same parent class, level by level of a hierarchy.
 
-    At each level but the coarsest, and for each parent among the queries, only queries and references of that parent
-    are looked at, by `split_accuracy`. The value of a level is the plain mean over its parents.
+    At each level but the coarsest, and for each parent class of the queries, `split_accuracy` evaluates the queries and
+    references of that parent alone. The value of a level is the unweighted mean over its parents.
 
     Args:
-        calculator: its metrics are returned, averages of single values only.
-        query: the split to score, with labels ``(n, levels)``, the finest level first.
-        references: the other splits to search in, with labels of as many levels.
+        calculator: computes the metrics; each must be a single value.
+        query: the split to evaluate, with labels ``(n, levels)``, the finest level first.
+        references: the other splits to search, with labels of the same number of levels.
         query_in_reference: as for `split_accuracy`.
 
     Returns:
-        ``<metric>_level<l>``, level 0 the finest, and with three or more levels of labels ``AVERAGE_<metric>``, the
-        plain mean over the levels. NaN where a parent has no query that could be counted.
+        ``<metric>_level<l>``, where level 0 is the finest, and with three or more levels of labels
+        ``AVERAGE_<metric>``, the unweighted mean over the levels. NaN if no query of a parent can be counted.
 
     Raises:
-        ValueError: fewer than two levels, levels that differ between splits, no queries, nothing to search in, or a
-            calculator that returns values per class.
+        ValueError: there are fewer than two levels, no queries or nothing to search, the number of levels differs
+            between splits, or the calculator returns values per class.
     """
     if calculator.return_per_class:
         raise ValueError("calculator must return single values here, got one with return_per_class=True")
@@ -177,35 +178,35 @@ def parent_conditioned_accuracy(
 
 
 def children(split: Split, level: int, parent: float) -> Split:
-    """The rows of one parent class, with their labels at the level below it."""
+    """Return the rows of one parent class, with their labels at the level below."""
     embeddings, labels = split
     chosen = labels[:, level + 1] == parent
     return embeddings[chosen.to(embeddings.device)], labels[chosen, level]
 
 
 def unit_rows(embeddings: Tensor) -> Tensor:
-    """Each row divided by its Euclidean length, rows of zeros left as they are."""
+    """Return the rows divided by their Euclidean norms; rows of zeros stay zero."""
     rows = widened(embeddings)
     lengths = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
     return (rows / torch.where(lengths == 0, 1.0, lengths)).to(embeddings.dtype)
 
 
 def widened(embeddings: Tensor) -> Tensor:
-    """The rows in float64, where sums neither overflow nor lose digits; on MPS, which has no float64, in float32."""
+    """Return the rows in float64, so that sums neither overflow nor lose digits; in float32 on MPS."""
     if not embeddings.is_floating_point():
         raise ValueError(f"embeddings must be floating point, got {embeddings.dtype}")
     return embeddings.to(torch.float32 if embeddings.device.type == "mps" else torch.float64)
 
 
 def synthetic_loader(centres: Tensor, rows: int, generator: torch.Generator) -> DataLoader[tuple[Tensor, ...]]:
-    """Batches of ``rows`` noisy copies of random centres, labelled by the centre: stands for a real data set."""
+    """Return batches of ``rows`` noisy copies of random centres, labelled by centre, as a synthetic data set."""
     labels = torch.randint(len(centres), (rows,), generator=generator)
     noise = torch.randn(rows, centres.shape[1], generator=generator)
     return DataLoader(TensorDataset(centres[labels] + noise, labels), batch_size=256)
 
 
 def main() -> None:
-    """Score a test split among itself, then in a gallery of other data of the same classes."""
+    """Evaluate a test split among itself, then in a gallery of other data of the same classes."""
     generator = torch.Generator().manual_seed(0)
     centres = torch.randn(40, 32, generator=generator)
     test_loader = synthetic_loader(centres, 500, generator)

@@ -1,15 +1,15 @@
-"""Train a small network with RankedListLoss, score it on classes it has never seen, and verify pairs at a threshold.
+"""Train a small network with RankedListLoss, evaluate it on unseen classes, and verify pairs at a threshold.
 
-Run from the project's root with ``python -m docs.recipes.training``: scikit-learn's 1,797 digits, nothing to download,
-about half a minute on two cores.
+Run from the project's root with ``python -m docs.recipes.training``. It uses scikit-learn's 1,797 digits, downloads
+nothing, and takes about half a minute on two cores.
 
-    classes 0-6 --+-- four rows of five --> turned and mirrored -> batches by class -> RankedListLoss -> network
+    classes 0-6 --+-- four rows of five --> rotated, mirrored ---> batches by class -> RankedListLoss -> network
                   +-- the fifth ----------> AccuracyCalculator; pairs -> select_threshold -----> threshold
     classes 7-9 --------------------------> AccuracyCalculator; pairs -> match or not, at that threshold
 
-Classes 7 to 9 take no part in the training, nor in the choice of the threshold. Seven classes say little about what
-tells new ones apart: trained on them alone, the network gets better on their new rows and worse on other classes. Each
-image turned and mirrored in eight ways, every way a class of its own, makes 56.
+Classes 7 to 9 are used neither for training nor to select the threshold. Seven classes are too few to learn what
+separates new ones: trained on these alone, the network improves on new rows of the same classes and gets worse on other
+classes. Rotating and mirroring each image in eight ways, and making each way a class of its own, gives 56 classes.
 
 Copy what you need; nothing here is part of the installed package.
 """
@@ -26,9 +26,9 @@ from exactknn.distances import LpDistance
 from exactknn.evaluation import AccuracyCalculator, match_balanced_accuracy, select_threshold
 from exactknn.losses import RankedListLoss
 
-HELD_OUT = 7  # this class and those above are never trained on
+HELD_OUT = 7  # this class and higher ones are never trained on
 METRICS = ("precision_at_1", "r_precision", "mean_average_precision_at_r")
-DISTANCE = LpDistance()  # of the loss, the pairs and, as its square ranks alike, the calculator
+DISTANCE = LpDistance()  # of the loss and the pairs; the calculator's squared distance gives the same order
 
 
 class Rows(NamedTuple):
@@ -39,7 +39,7 @@ class Rows(NamedTuple):
 
 
 class Data(NamedTuple):
-    """The three parts that the digits are split into."""
+    """The three splits of the digits."""
 
     train: Rows
     validation: Rows
@@ -47,7 +47,7 @@ class Data(NamedTuple):
 
 
 class Verification(NamedTuple):
-    """How well pairs are told apart at a threshold."""
+    """How well a threshold separates matches from non-matches."""
 
     threshold: float
     verification_accuracy: float
@@ -55,7 +55,7 @@ class Verification(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """What is measured before and after training."""
+    """The metrics before or after training."""
 
     new_rows: dict[str, float]
     held_out: dict[str, float]
@@ -63,7 +63,7 @@ class Stage(NamedTuple):
 
 
 def load() -> Data:
-    """The digits, pixels from 0 to 1, split by class and then by row."""
+    """Return the digits, with pixels from 0 to 1, split by class and then by row."""
     digits = load_digits()
     images = torch.tensor(digits.data, dtype=torch.float32) / 16
     labels = torch.tensor(digits.target)
@@ -73,7 +73,7 @@ def load() -> Data:
 
 
 def network(seed: int) -> torch.nn.Module:
-    """A small convolutional network from 64 pixels to 64 dimensions."""
+    """Return a small convolutional network from 64 pixels to 64 dimensions."""
     torch.manual_seed(seed)
     return torch.nn.Sequential(
         torch.nn.Unflatten(1, (1, 8, 8)),
@@ -88,7 +88,7 @@ def network(seed: int) -> torch.nn.Module:
 
 
 def turned(rows: Rows) -> Rows:
-    """Each image in its eight orientations, the images of a class and an orientation as a class of their own."""
+    """Return each image in its eight orientations; each pair of class and orientation becomes a class of its own."""
     images = rows.values.view(-1, 8, 8)
     turns = [torch.rot90(images, quarter, (1, 2)) for quarter in range(4)]
     ways = [way.flatten(1) for turn in turns for way in (turn, turn.flip(2))]
@@ -96,16 +96,16 @@ def turned(rows: Rows) -> Rows:
 
 
 def train(model: torch.nn.Module, rows: Rows, steps: int, rows_per_class: int = 4, seed: int = 0) -> list[float]:
-    """Train the model; every batch has the same number of rows of each class, as the loss compares rows with rows.
+    """Train the model with the same number of rows of each class in every batch, since the loss compares rows.
 
-    A little noise on the pixels keeps the network from learning the images by heart.
+    A little noise on the pixels keeps the network from memorising the images.
 
     Args:
-        model: changed in place.
+        model: trained in place.
         rows: images and labels.
-        steps: batches.
+        steps: number of batches.
         rows_per_class: rows of each class in a batch.
-        seed: of the choice of rows and of the noise.
+        seed: seed for the choice of rows and the noise.
 
     Returns:
         The loss of each step.
@@ -129,27 +129,28 @@ def train(model: torch.nn.Module, rows: Rows, steps: int, rows_per_class: int = 
 
 
 def embed(model: torch.nn.Module, rows: Rows) -> Rows:
-    """The model's embeddings, scaled to length 1."""
+    """Return the model's embeddings, scaled to norm 1."""
     model.eval()
     with torch.inference_mode():
         return Rows(torch.nn.functional.normalize(model(rows.values)), rows.labels)
 
 
 def pairs(rows: Rows) -> tuple[Tensor, Tensor]:
-    """The distances of all pairs of different rows, each once, and whether the two have the same label."""
+    """Return the distances of all pairs of different rows, each once, and whether their labels are equal."""
     first, second = torch.triu_indices(len(rows.labels), len(rows.labels), offset=1)
     return DISTANCE(rows.values)[first, second], rows.labels[first] == rows.labels[second]
 
 
 def verify(validation: Rows, held_out: Rows) -> Verification:
-    """Choose a threshold on validation pairs and apply it to pairs of other classes.
+    """Select a threshold on validation pairs and apply it to pairs of other classes.
 
-    Balanced accuracy, the mean of the rates among matches and among non-matches, since one pair in seven is a match in
-    the first and one in three in the second: plain accuracy would choose the threshold for that share.
+    The metric is balanced accuracy, the mean of the accuracies on matches and on non-matches, because the share of
+    matches differs: one pair in seven for validation, one in three for held-out classes. Plain accuracy would fit the
+    threshold to the share.
 
     Args:
-        validation: embeddings the threshold is chosen on.
-        held_out: embeddings it is applied to.
+        validation: embeddings to select the threshold on.
+        held_out: embeddings to apply it to.
     """
     threshold, _ = select_threshold(*pairs(validation), match_balanced_accuracy, is_inverted=DISTANCE.is_inverted)
     distances, same = pairs(held_out)
@@ -159,17 +160,17 @@ def verify(validation: Rows, held_out: Rows) -> Verification:
 
 
 def print_table(title: str, columns: dict[str, dict[str, float]]) -> None:
-    """Print numbers by name, a column for each stage."""
+    """Print values by name, one column per stage."""
     print(f"\n{title:31}" + "".join(f"{stage:>8}" for stage in columns))
     for name in columns["before"]:
         print(f"{name.replace('_', ' '):31}" + "".join(f"{column[name]:8.4f}" for column in columns.values()))
 
 
 def main(steps: int = 150) -> dict[str, Stage]:
-    """Train, and print metrics and verification before and after, beside those of the pixels.
+    """Train, and print metrics and verification before and after, next to those of the raw pixels.
 
     Args:
-        steps: batches to train on.
+        steps: number of batches to train on.
 
     Returns:
         The stages ``pixels``, ``before`` and ``after``.
