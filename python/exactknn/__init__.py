@@ -18,7 +18,9 @@ from typing import Any, Literal, overload
 import numpy as np
 import numpy.typing as npt
 
-from exactknn import _arrays, _core, _progress
+from exactknn import _core, _progress
+from exactknn._arrays.matrix import as_pair, is_blocks
+from exactknn._arrays.scalars import METRICS, as_bytes, as_count, as_exponent, as_flag, as_real
 from exactknn._core import (
     __version__,
     available_simd_levels,
@@ -109,15 +111,15 @@ def knn(
         ([[1.0, 4.0]], [[1, 0]])
     """
     p = _check_metric(metric, p)
-    count = None if k is None else _arrays.as_count(k, "k", minimum=0)
+    count = None if k is None else as_count(k, "k", minimum=0)
     if num_threads is not None:
-        num_threads = _arrays.as_count(num_threads, "num_threads", minimum=1)
+        num_threads = as_count(num_threads, "num_threads", minimum=1)
     exclude_self = _whether_to_exclude_self(exclude_self, reference)
-    if max_memory is not None or _arrays.is_blocks(reference):
+    if max_memory is not None or is_blocks(reference):
         # Files and threads, which no other search needs.
         from exactknn import _large
 
-        most = None if max_memory is None else _arrays.as_bytes(max_memory, "max_memory")
+        most = None if max_memory is None else as_bytes(max_memory, "max_memory")
         with _progress.reporting(progress) as report:
             return _large.knn(
                 query,
@@ -130,7 +132,7 @@ def knn(
                 max_memory=most,
                 progress=report,
             )
-    pair = _arrays.as_pair(query, reference)
+    pair = as_pair(query, reference)
     if count is None:
         count = max(len(pair.searched) - exclude_self, 0)
     with _progress.reporting(progress) as report:
@@ -243,13 +245,13 @@ def radius(
     p = _check_metric(metric, p)
     if r is None:
         raise TypeError("r must be a real number, got None: it has no default")
-    bound = _arrays.as_real(r, "r")
+    bound = as_real(r, "r")
     exclude_self = _whether_to_exclude_self(exclude_self, reference)
-    with_distances = _arrays.as_flag(return_distances, "return_distances")
-    by_value = with_distances if sort is None else _arrays.as_flag(sort, "sort")
+    with_distances = as_flag(return_distances, "return_distances")
+    by_value = with_distances if sort is None else as_flag(sort, "sort")
     if num_threads is not None:
-        num_threads = _arrays.as_count(num_threads, "num_threads", minimum=1)
-    pair = _arrays.as_pair(query, reference)
+        num_threads = as_count(num_threads, "num_threads", minimum=1)
+    pair = as_pair(query, reference)
     with _progress.reporting(progress) as report:
         indptr, indices, distances = _core.radius(
             pair.query,
@@ -268,11 +270,11 @@ def radius(
 
 
 def _check_metric(metric: str, p: float | None) -> float | None:
-    if metric not in _arrays.METRICS:
-        raise ValueError(f"metric must be one of {', '.join(_arrays.METRICS)}, got {metric!r}")
+    if metric not in METRICS:
+        raise ValueError(f"metric must be one of {', '.join(METRICS)}, got {metric!r}")
     if p is None:
         return None
-    exponent = _arrays.as_exponent(p, "p")
+    exponent = as_exponent(p, "p")
     if metric != "minkowski":
         raise ValueError(f"p is for metric='minkowski' only, got p={exponent:g} with metric={metric!r}")
     return exponent

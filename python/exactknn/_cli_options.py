@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import math
 
-from exactknn import _arrays
+from exactknn._arrays.scalars import METRICS, as_bytes
 
 
 def add_inputs(command: argparse.ArgumentParser) -> None:
@@ -33,7 +33,7 @@ def add_metric(command: argparse.ArgumentParser, name: str) -> None:
     """Add what to rank by, under this name, and ``--p``."""
     command.add_argument(
         name,
-        choices=_arrays.METRICS,
+        choices=METRICS,
         default="sqeuclidean",
         help="what to rank by: sqeuclidean (default), euclidean and cosine (1 - similarity) smallest first, "
         "inner_product largest first; cityblock, chebyshev and minkowski (see --p) smallest first",
@@ -105,9 +105,9 @@ def positive(text: str) -> int:
 
 
 def size(text: str) -> int:
-    """A number of bytes, as `_arrays.as_bytes` reads it."""
+    """A number of bytes, as `as_bytes` reads it."""
     try:
-        return _arrays.as_bytes(text, "it")
+        return as_bytes(text, "it")
     except ValueError:
         raise argparse.ArgumentTypeError(
             f"wanted a size of at least one byte such as 2GB, 512MiB or 1500000000, got {text!r}"

@@ -19,7 +19,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from exactknn import _arrays, _core, _files, _large, _rows
+from exactknn import _core, _files, _large, _rows
+from exactknn._arrays.matrix import as_pair
 from exactknn._checkpoint import Checkpoint
 from exactknn._command import (
     CommandError,
@@ -169,7 +170,7 @@ def staged(
 
 
 def _neighbours(query: VectorFile, reference: VectorFile | None, arguments: argparse.Namespace) -> tuple[Any, Any]:
-    pair = _arrays.as_pair(query.load(), None if reference is None else reference.load())
+    pair = as_pair(query.load(), None if reference is None else reference.load())
     with searching(arguments) as progress:
         return _core.knn(
             pair.query,

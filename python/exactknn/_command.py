@@ -131,7 +131,7 @@ def put_in_place(outputs: Sequence[OutputFile]) -> None:
 
 
 def common_dtype(query: VectorFile, reference: VectorFile | None) -> Any:
-    """Return the type that holds the values of both files exactly, as `_arrays.as_pair` chooses it."""
+    """Return the type that holds the values of both files exactly, as `as_pair` chooses it."""
     return query.dtype if reference is None else np.promote_types(query.dtype, reference.dtype)
 
 

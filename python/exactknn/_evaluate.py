@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from exactknn import _core, _retrieval
-from exactknn._arrays import EXACT_INTEGER, Pair
+from exactknn._arrays.matrix import EXACT_INTEGER, Pair
 from exactknn._neighbours import without_self
 from exactknn._progress import Report, part_of
 from exactknn._retrieval import BLOCK_ELEMENTS, Bools, Floats, Groups, Hits, Ints
@@ -64,7 +64,7 @@ class Task:
         """Number the classes.
 
         Args:
-            rows: as `_arrays.as_pair` makes it; no reference: the queries against themselves, each without itself.
+            rows: as `as_pair` makes it; no reference: the queries against themselves, each without itself.
             labels: ``(n,)``, integers, booleans, floats or text.
             reference_labels: ``(m,)``, with a reference only.
             distance: a metric of `exactknn.knn`.

@@ -19,7 +19,8 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from exactknn import _arrays, _cli_options, _texts
+from exactknn import _cli_options, _texts
+from exactknn._arrays.scalars import METRICS
 from exactknn._command import CommandError
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
     )
     command.add_argument(
         "--metric",
-        choices=_arrays.METRICS,
+        choices=METRICS,
         help="what to rank by and which values to write, as for 'exactknn search' (default: euclidean for .hdf5 and "
         ".h5, which take that and cosine only, else sqeuclidean)",
     )

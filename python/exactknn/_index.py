@@ -19,7 +19,10 @@ from typing import Any, Literal, overload
 import numpy as np
 import numpy.typing as npt
 
-from exactknn import _arrays, _core, _progress
+from exactknn import _core, _progress
+from exactknn._arrays.dtypes import HELD_BY, Matrix, as_dtype_name, converted, rounded
+from exactknn._arrays.matrix import as_array, as_matrix
+from exactknn._arrays.scalars import as_count, as_exponent, as_flag, as_real
 from exactknn._progress import Progress
 
 
@@ -61,13 +64,13 @@ class Index:
         if not isinstance(metric, str):
             raise TypeError(f"metric must be a string, got {type(metric).__name__}")
         if p is not None:
-            p = _arrays.as_exponent(p, "p")
+            p = as_exponent(p, "p")
         # Refuses what it does not know, and knows that minkowski of p=1 is cityblock.
         checked = _core.Index(1, metric, "float32", p=p)
         self._metric = checked.metric
         self._p = checked.p
-        self._dtype = None if dtype is None else _arrays.as_dtype_name(dtype, "dtype")
-        self._num_threads = None if num_threads is None else _arrays.as_count(num_threads, "num_threads", minimum=1)
+        self._dtype = None if dtype is None else as_dtype_name(dtype, "dtype")
+        self._num_threads = None if num_threads is None else as_count(num_threads, "num_threads", minimum=1)
         self._native: _core.Index | None = None
         # Held to put an index in place of another, never while one is filled: a forked child must find it free.
         self._lock = threading.Lock()
@@ -126,11 +129,11 @@ class Index:
             ValueError: not rows of the index; there has never been a row; or the file that they are mapped from is
                 damaged.
         """
-        start = _arrays.as_count(start, "start", minimum=0)
-        stop = None if stop is None else _arrays.as_count(stop, "stop", minimum=0)
+        start = as_count(start, "start", minimum=0)
+        stop = None if stop is None else as_count(stop, "stop", minimum=0)
         native = self._there("copy")
-        copied = _arrays.Matrix(native.copy(start, stop), native.dtype == "bfloat16")
-        return _arrays.converted(copied, "float32") if copied.bfloat16 else copied.array
+        copied = Matrix(native.copy(start, stop), native.dtype == "bfloat16")
+        return converted(copied, "float32") if copied.bfloat16 else copied.array
 
     # --- rows come and go ------------------------------------------------------------------------------------------
 
@@ -139,7 +142,7 @@ class Index:
 
         Arguments and errors are those of `add`.
         """
-        matrix = _arrays.as_matrix(reference, "reference")
+        matrix = as_matrix(reference, "reference")
         threads = self._threads(num_threads)
         with _progress.reporting(progress) as report:
             native = self._filled(matrix, threads, report)
@@ -162,7 +165,7 @@ class Index:
             ValueError: wrong shape, dimension or device; by row and column a NaN or infinity, or a value beyond the
                 range of the type that is stored.
         """
-        matrix = _arrays.as_matrix(reference, "reference")
+        matrix = as_matrix(reference, "reference")
         threads = self._threads(num_threads)
         with _progress.reporting(progress) as report:
             native = self._native
@@ -187,7 +190,7 @@ class Index:
             ValueError: wrong shape or device, or not as many as there are rows; or the file that rows are mapped from
                 is damaged. Then all rows are there.
         """
-        given = _arrays.as_array(mask, "mask")
+        given = as_array(mask, "mask")
         if given.dtype != np.bool_:
             raise TypeError(
                 f"mask must hold a bool for each row, got {given.dtype.name}; "
@@ -237,8 +240,8 @@ class Index:
             ValueError: wrong shape, dimension, ``k`` or device, a NaN or infinity in a row; or the file that the rows
                 are mapped from is damaged.
         """
-        count = None if k is None else _arrays.as_count(k, "k", minimum=0)
-        exclude_self = _arrays.as_flag(exclude_self, "exclude_self")
+        count = None if k is None else as_count(k, "k", minimum=0)
+        exclude_self = as_flag(exclude_self, "exclude_self")
         threads = self._threads(num_threads)
         native, wide = self._searched(query)
         with _progress.reporting(progress) as report:
@@ -312,10 +315,10 @@ class Index:
             ValueError: as for `search`, or a NaN or infinity as ``r``.
             MemoryError: more rows are inside than fit into memory.
         """
-        bound = _arrays.as_real(r, "r")
-        exclude_self = _arrays.as_flag(exclude_self, "exclude_self")
-        with_distances = _arrays.as_flag(return_distances, "return_distances")
-        by_value = with_distances if sort is None else _arrays.as_flag(sort, "sort")
+        bound = as_real(r, "r")
+        exclude_self = as_flag(exclude_self, "exclude_self")
+        with_distances = as_flag(return_distances, "return_distances")
+        by_value = with_distances if sort is None else as_flag(sort, "sort")
         threads = self._threads(num_threads)
         native, wide = self._searched(query)
         with _progress.reporting(progress) as report:
@@ -394,7 +397,7 @@ class Index:
     # --- the parts -------------------------------------------------------------------------------------------------
 
     def _threads(self, num_threads: int | None) -> int | None:
-        return self._num_threads if num_threads is None else _arrays.as_count(num_threads, "num_threads", minimum=1)
+        return self._num_threads if num_threads is None else as_count(num_threads, "num_threads", minimum=1)
 
     def _there(self, purpose: str) -> _core.Index:
         native = self._native
@@ -402,7 +405,7 @@ class Index:
             raise ValueError(f"there are no rows to {purpose}: call add() or train() first")
         return native
 
-    def _filled(self, matrix: _arrays.Matrix, num_threads: int | None, report: _progress.Report | None) -> _core.Index:
+    def _filled(self, matrix: Matrix, num_threads: int | None, report: _progress.Report | None) -> _core.Index:
         """A new index of the core, with these rows."""
         dtype = matrix.dtype_name if self._dtype is None else self._dtype
         native = _core.Index(matrix.array.shape[1], self._metric, dtype, p=self._p)
@@ -412,24 +415,24 @@ class Index:
     def _append(
         self,
         native: _core.Index,
-        matrix: _arrays.Matrix,
+        matrix: Matrix,
         num_threads: int | None,
         report: _progress.Report | None,
     ) -> None:
         columns = matrix.array.shape[1]
         if columns != native.dim:
             raise ValueError(f"reference must have {native.dim} columns as the rows of the index, got {columns}")
-        if self._dtype is None and native.dtype not in _arrays.HELD_BY[matrix.dtype_name]:
+        if self._dtype is None and native.dtype not in HELD_BY[matrix.dtype_name]:
             raise TypeError(
                 f"reference must be of a type whose values {native.dtype} holds, the type of the first rows, got "
                 f"{matrix.dtype_name}: convert it, or make the index with dtype={native.dtype!r}, which rounds rows"
             )
-        stored = _arrays.rounded(matrix, native.dtype, "reference")
+        stored = rounded(matrix, native.dtype, "reference")
         native.add(stored.array, bfloat16=stored.bfloat16, num_threads=num_threads, progress=report)
 
     def _searched(self, query: Any) -> tuple[_core.Index, npt.NDArray[Any]]:
         """The index of the core, and the queries in the type that it takes."""
-        matrix = _arrays.as_matrix(query, "query")
+        matrix = as_matrix(query, "query")
         native = self._native
         if native is None:
             # Nothing is among no rows, of whatever dimension.
@@ -437,9 +440,9 @@ class Index:
                 max(matrix.array.shape[1], 1), self._metric, self._dtype or matrix.dtype_name, p=self._p
             )
         wide = "float64" if native.dtype == "float64" else "float32"
-        if wide not in _arrays.HELD_BY[matrix.dtype_name]:
+        if wide not in HELD_BY[matrix.dtype_name]:
             raise TypeError(
                 f"query must be {wide} or half precision for an index of {native.dtype} rows, got {matrix.dtype_name}: "
                 f"pass numpy.asarray(query, {wide!r}), or make the index with dtype='float64'"
             )
-        return native, _arrays.converted(matrix, wide)
+        return native, converted(matrix, wide)

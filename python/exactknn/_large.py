@@ -24,7 +24,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from exactknn import _arrays, _core, _rows
+from exactknn import _core, _rows
+from exactknn._arrays.dtypes import Matrix, common_dtype, converted
+from exactknn._arrays.matrix import as_view, is_blocks
 from exactknn._neighbours import without_self
 from exactknn._progress import Report, part_of
 
@@ -266,7 +268,7 @@ class LargeSearch:
                 bad = (block & 0x7F80) == 0x7F80 if dtype_name == "bfloat16" else ~np.isfinite(block)
                 if bad.any():
                     row, column = (int(i) for i in np.argwhere(bad)[0])
-                    value = _arrays.converted(_arrays.Matrix(block[row : row + 1], dtype_name == "bfloat16"), "float64")
+                    value = converted(Matrix(block[row : row + 1], dtype_name == "bfloat16"), "float64")
                     name = str(value[0, column]).replace("nan", "NaN")
                     raise ValueError(f"query must be finite, got {name} in row {start + row}, column {column}")
                 start += len(block)
@@ -287,7 +289,7 @@ def knn(
     """Do what `exactknn.knn` promises, in blocks.
 
     The arguments are those of `exactknn.knn`, checked; ``max_memory`` in bytes, None for no bound. Queries and, unless
-    they are blocks of rows (`_arrays.is_blocks`), references may be arrays of any layout.
+    they are blocks of rows (`is_blocks`), references may be arrays of any layout.
 
     Raises:
         TypeError, ValueError: as `exactknn.knn`.
@@ -299,7 +301,7 @@ def knn(
         references: _rows.Rows | _rows.Stream
         if reference is None:
             references = queries
-        elif _arrays.is_blocks(reference):
+        elif is_blocks(reference):
             references = _rows.Stream(reference, "reference")
         else:
             references = _array_rows(reference, "reference")
@@ -396,12 +398,12 @@ def plan(
 
 
 def _array_rows(values: Any, name: str) -> _rows.ArrayRows:
-    array, bfloat16 = _arrays.as_view(values, name)
+    array, bfloat16 = as_view(values, name)
     return _rows.ArrayRows(array, array.dtype.newbyteorder("="), bfloat16)
 
 
 def _common_dtype(queries: _rows.Rows, references: _rows.Rows | _rows.Stream) -> str:
-    return _arrays.common_dtype(queries.dtype_name, references.dtype_name or queries.dtype_name)
+    return common_dtype(queries.dtype_name, references.dtype_name or queries.dtype_name)
 
 
 def _value_dtype(dtype_name: str) -> np.dtype[Any]:

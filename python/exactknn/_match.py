@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from exactknn import _core
-from exactknn._arrays import Pair
+from exactknn._arrays.matrix import Pair
 from exactknn._files import Pairs
 from exactknn._progress import Report, part_of
 

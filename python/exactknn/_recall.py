@@ -16,7 +16,8 @@ from typing import Any, Literal, overload
 import numpy as np
 import numpy.typing as npt
 
-from exactknn import _arrays
+from exactknn._arrays.matrix import as_array, as_values
+from exactknn._arrays.scalars import as_flag, as_real
 
 # Ids that are sorted at once.
 _BLOCK = 1 << 22
@@ -105,10 +106,10 @@ def recall(
         raise ValueError(f"true_ids must have at least one row and one column, got shape {true.shape}")
     if len(found) != queries:
         raise ValueError(f"found_ids must have a row for each of the {queries} rows of true_ids, got {len(found)}")
-    slack = _arrays.as_real(tolerance, "tolerance")
+    slack = as_real(tolerance, "tolerance")
     if slack < 0:
         raise ValueError(f"tolerance must be at least 0, got {tolerance}")
-    each = _arrays.as_flag(per_query, "per_query")
+    each = as_flag(per_query, "per_query")
     near, bounds = _as_distances(found_distances, true_distances, found.shape, true.shape)
 
     hits = np.empty(queries, np.int64)
@@ -139,7 +140,7 @@ def _distinct(*parts: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
 
 
 def _as_ids(values: Any, name: str) -> npt.NDArray[Any]:
-    ids = _arrays.as_array(values, name)
+    ids = as_array(values, name)
     if ids.ndim != 2:
         raise ValueError(f"{name} must be 2-D (queries, ids), got shape {ids.shape}")
     if ids.dtype.kind not in "iu":
@@ -187,7 +188,7 @@ def _as_distances(
         raise TypeError(f"found_distances and true_distances go together, got no {missing}")
     if found is None:
         return None, None
-    near, far = _arrays.as_values(found, "found_distances"), _arrays.as_values(true, "true_distances")
+    near, far = as_values(found, "found_distances"), as_values(true, "true_distances")
     for distances, shape, name in ((near, found_shape, "found"), (far, true_shape, "true")):
         if distances.shape != shape:
             raise ValueError(f"{name}_distances must have the shape {shape} of {name}_ids, got {distances.shape}")

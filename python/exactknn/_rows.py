@@ -27,7 +27,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from exactknn import _arrays
+from exactknn._arrays.dtypes import Matrix, converted
+from exactknn._arrays.matrix import as_matrix
 from exactknn._files import FileError, VectorFile
 
 PIECE_BYTES = 1 << 22
@@ -48,7 +49,7 @@ class Rows(Protocol):
         """Return how many blocks of this type are held at once beside the rows themselves: 2, or 0 for views."""
 
     def blocks(self, start: int, step: int, dtype_name: str) -> Blocks:
-        """Give all rows from ``start`` on, ``step`` at a time, in the layout of `_arrays.Matrix`.
+        """Give all rows from ``start`` on, ``step`` at a time, in the layout of `Matrix`.
 
         A block is good until the next one is asked for. Close the iterator where it is left early.
         """
@@ -157,7 +158,7 @@ class ArrayRows(_CopiedRows):
 
     def _read(self, start: int, piece: Array, dtype_name: str) -> None:
         values = np.require(self._array[start : start + len(piece)], self._dtype, ["C", "A"])
-        piece[:] = _arrays.converted(_arrays.Matrix(values, self._bfloat16), dtype_name)
+        piece[:] = converted(Matrix(values, self._bfloat16), dtype_name)
         # What was written to a copy-on-write map is nowhere else than in its pages.
         if self._map is not None and self._map.mode != "c" and hasattr(mmap, "MADV_DONTNEED"):
             self._map._mmap.madvise(mmap.MADV_DONTNEED)
@@ -195,7 +196,7 @@ class FileRows(_CopiedRows):
         self._read_bytes(start, raw)
         values = self._vectors.values_of(np.frombuffer(raw, self._record), start)
         values = np.require(values, self._vectors.dtype, ["C", "A"])
-        piece[:] = _arrays.converted(_arrays.Matrix(values, False), dtype_name)
+        piece[:] = converted(Matrix(values, False), dtype_name)
 
     def _read_bytes(self, start: int, wanted: Array) -> None:
         assert self._vectors.offset is not None
@@ -218,7 +219,7 @@ class Stream:
     passed over. The first is taken from the iterable at once, to know them.
 
     Args:
-        blocks: gives matrices of any kind that `_arrays.as_matrix` takes.
+        blocks: gives matrices of any kind that `as_matrix` takes.
         name: of the argument, for the messages.
 
     Attributes:
@@ -250,7 +251,7 @@ class Stream:
         piece, filled = max(1, PIECE_BYTES // max(1, buffer[:1].nbytes)), 0
         while matrix is not None:
             for start in range(0, len(matrix.array), piece):
-                part = _arrays.converted(matrix._replace(array=matrix.array[start : start + piece]), dtype_name)
+                part = converted(matrix._replace(array=matrix.array[start : start + piece]), dtype_name)
                 while len(part):
                     count = min(len(part), step - filled)
                     buffer[filled : filled + count] = part[:count]
@@ -264,7 +265,7 @@ class Stream:
         if filled:
             yield buffer[:filled]
 
-    def _checked(self) -> Iterator[_arrays.Matrix]:
+    def _checked(self) -> Iterator[Matrix]:
         number = -1
         for block in self._source:  # by enumerate, each would be held while the next one is made
             number += 1
@@ -274,7 +275,7 @@ class Stream:
                     f"{name} must be one matrix, got a {type(block).__name__} of {len(block)} arrays: pass the rows "
                     "alone, such as (rows for rows, labels in loader)"
                 )
-            matrix = _arrays.as_matrix(block, name)
+            matrix = as_matrix(block, name)
             del block
             if not len(matrix.array):
                 continue

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from exactknn import _cli_options, _groundtruth, _texts
+from exactknn._arrays.matrix import as_pair
 from exactknn._command import (
     EXIT_BROKEN_PIPE,
     EXIT_FAILURE,
@@ -336,7 +337,7 @@ def _open_reports(arguments: argparse.Namespace, stack: contextlib.ExitStack) ->
 
 def _task(arguments: argparse.Namespace) -> Task:
     """Read the files, whose headers are checked before the values of any is touched."""
-    from exactknn import _arrays, _evaluate, _files
+    from exactknn import _evaluate, _files
 
     query = _files.open_vectors(arguments.embeddings)
     reference = None if arguments.reference is None else _files.open_vectors(arguments.reference)
@@ -347,7 +348,7 @@ def _task(arguments: argparse.Namespace) -> Task:
     reference_labels = None
     if reference is not None:
         reference_labels = _labels(arguments.reference_labels, "--reference-labels", reference)
-    rows = _arrays.as_pair(query.load(), None if reference is None else reference.load())
+    rows = as_pair(query.load(), None if reference is None else reference.load())
     for path, array in ((arguments.embeddings, rows.query), (arguments.reference, rows.reference)):
         row = None if array is None else _evaluate.first_row_not_finite(array)
         if row is not None:
@@ -387,7 +388,7 @@ def _warn_of_gaps(arguments: argparse.Namespace, scores: Evaluation) -> None:
 
 
 def _match_command(arguments: argparse.Namespace) -> int:
-    from exactknn import _arrays, _files, _match
+    from exactknn import _files, _match
 
     try:
         query, reference = open_inputs(arguments)
@@ -396,7 +397,7 @@ def _match_command(arguments: argparse.Namespace) -> int:
         threshold = _rounded(arguments.threshold, dtype)
         with contextlib.ExitStack() as stack:
             (output,) = stage({"--output": arguments.output}, input_paths(query, reference), stack)
-            pair = _arrays.as_pair(query.load(), None if reference is None else reference.load())
+            pair = as_pair(query.load(), None if reference is None else reference.load())
             with searching(arguments) as progress:
                 blocks = _match.matches(
                     pair,

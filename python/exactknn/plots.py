@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from exactknn import _arrays
+from exactknn._arrays.scalars import as_count, as_flag, as_real
 from exactknn.evaluation.threshold import (
     MatchCounts,
     Metric,
@@ -233,10 +233,10 @@ def plot_score_histogram(
         ValueError: ``bins`` below 1, ``threshold`` a NaN, or as ``threshold_curve``.
     """
     ax = _axes(ax)
-    is_inverted = _arrays.as_flag(is_inverted, "is_inverted")
-    bins = _arrays.as_count(bins, "bins", minimum=1)
+    is_inverted = as_flag(is_inverted, "is_inverted")
+    bins = as_count(bins, "bins", minimum=1)
     if threshold is not None:
-        threshold = _arrays.as_real(threshold, "threshold", finite=False)
+        threshold = as_real(threshold, "threshold", finite=False)
     keys, dtype, is_match = checked_pairs(scores, labels)
     values = as_float64(keys, dtype)
     edges = _bin_edges(float(values.min()), float(values.max()), bins)

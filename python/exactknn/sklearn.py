@@ -30,7 +30,8 @@ except ImportError as error:
         name="sklearn",
     ) from error
 
-from exactknn import _arrays, knn
+from exactknn import knn
+from exactknn._arrays.scalars import as_count, as_exponent
 
 __all__ = ["ExactNeighborsTransformer"]
 
@@ -114,7 +115,7 @@ class ExactNeighborsTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixi
             TypeError: a parameter is of another type, or ``X`` is sparse.
             ValueError: a parameter is out of its range, or ``X`` is not a matrix of finite numbers.
         """
-        _arrays.as_count(self.n_neighbors, "n_neighbors", minimum=1)
+        as_count(self.n_neighbors, "n_neighbors", minimum=1)
         _check_mode(self.mode)
         metric, parameters = _checked_metric(self.metric, self.p)
         self._num_threads()
@@ -140,7 +141,7 @@ class ExactNeighborsTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         """
         check_is_fitted(self)
         # Both may have been set since they were checked.
-        count = _arrays.as_count(self.n_neighbors, "n_neighbors", minimum=1)
+        count = as_count(self.n_neighbors, "n_neighbors", minimum=1)
         _check_mode(self.mode)
         return self.kneighbors_graph(X, count + (self.mode == "distance"), self.mode)
 
@@ -183,7 +184,7 @@ class ExactNeighborsTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         check_is_fitted(self)
         if n_neighbors is None:
             n_neighbors = self.n_neighbors
-        count = _arrays.as_count(n_neighbors, "n_neighbors", minimum=1)
+        count = as_count(n_neighbors, "n_neighbors", minimum=1)
         distances, indices = self._search(X, count)
         return (distances, indices) if return_distance else indices
 
@@ -269,7 +270,7 @@ def _checked_metric(metric: Any, p: Any) -> tuple[str, dict[str, float]]:
     if name not in _METRICS:
         raise ValueError(f"metric must be one of {', '.join((*_METRICS, *_ALIASES))}, got {metric!r}")
     if name == "minkowski":
-        return name, {"p": 2.0 if p is None else _arrays.as_exponent(p, "p")}
+        return name, {"p": 2.0 if p is None else as_exponent(p, "p")}
     if p is not None:
         raise ValueError(f"p is for metric='minkowski' only, got p={p!r} with metric={metric!r}")
     return name, {}

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from exactknn import _arrays
+from exactknn._arrays.matrix import as_matrix, as_pair
+from exactknn._arrays.scalars import as_count
 
 VALUES = [[1.0, 2.5, -3.0], [0.0, 4.0, 0.5]]
 
@@ -35,7 +36,7 @@ class DLPack:
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_a_row_major_array_is_not_copied(dtype):
     array = np.array(VALUES, dtype)
-    matrix = _arrays.as_matrix(array, "query")
+    matrix = as_matrix(array, "query")
     assert matrix.array.ctypes.data == array.ctypes.data
     assert matrix.array.dtype == dtype
     assert not matrix.bfloat16
@@ -44,7 +45,7 @@ def test_a_row_major_array_is_not_copied(dtype):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_a_row_major_tensor_is_not_copied(dtype):
     tensor = torch.tensor(VALUES, dtype=dtype)
-    matrix = _arrays.as_matrix(tensor, "query")
+    matrix = as_matrix(tensor, "query")
     assert matrix.array.ctypes.data == tensor.data_ptr()
     assert matrix.bfloat16 == (dtype == torch.bfloat16)
     assert matrix.dtype_name == str(dtype).removeprefix("torch.")
@@ -53,7 +54,7 @@ def test_a_row_major_tensor_is_not_copied(dtype):
 def test_bfloat16_travels_as_its_bits():
     bits = np.array([[0x3F80, 0xC000, 0x7F00]], np.uint16)  # 1, -2, 2**127
     for values in (bits.view(ml_dtypes.bfloat16), torch.tensor([[1.0, -2.0, 2.0**127]], dtype=torch.bfloat16)):
-        matrix = _arrays.as_matrix(values, "query")
+        matrix = as_matrix(values, "query")
         assert matrix.array.dtype == np.uint16
         assert matrix.array.tolist() == bits.tolist()
 
@@ -78,7 +79,7 @@ def misaligned(array):
 )
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_other_layouts_are_copied_with_their_values(layout, dtype):
-    matrix = _arrays.as_matrix(layout(np.array(VALUES, dtype)), "query")
+    matrix = as_matrix(layout(np.array(VALUES, dtype)), "query")
     assert matrix.array.tolist() == VALUES
     assert matrix.array.flags.c_contiguous
     assert matrix.array.flags.aligned
@@ -89,50 +90,50 @@ def test_other_layouts_are_copied_with_their_values(layout, dtype):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_tensor_views_keep_their_values(dtype):
     tensor = torch.tensor(VALUES, dtype=dtype)
-    want = _arrays.as_matrix(tensor, "query").array
+    want = as_matrix(tensor, "query").array
     for view in (
         tensor.t().contiguous().t(),
         torch.stack([tensor, tensor], 2)[:, :, 0],
         tensor.clone().requires_grad_(),
     ):
-        assert _arrays.as_matrix(view, "query").array.tolist() == want.tolist()
+        assert as_matrix(view, "query").array.tolist() == want.tolist()
     expanded = tensor[:1].expand(3, 3)
-    assert _arrays.as_matrix(expanded, "query").array.tolist() == [want[0].tolist()] * 3
+    assert as_matrix(expanded, "query").array.tolist() == [want[0].tolist()] * 3
 
 
 def test_negated_views_and_inference_tensors_are_read_rightly():
     negated = torch.complex(torch.zeros(2, 3), torch.tensor(VALUES)).conj().imag
     assert negated.is_neg()
-    assert _arrays.as_matrix(negated, "query").array.tolist() == (-np.array(VALUES)).tolist()
+    assert as_matrix(negated, "query").array.tolist() == (-np.array(VALUES)).tolist()
     with torch.inference_mode():
         tensor = torch.tensor(VALUES)
-    assert _arrays.as_matrix(tensor, "query").array.tolist() == VALUES
+    assert as_matrix(tensor, "query").array.tolist() == VALUES
 
 
 def test_array_interface_and_dlpack_are_not_copied():
     array = np.array(VALUES, np.float32)
-    assert _arrays.as_matrix(ArrayInterface(array), "query").array.ctypes.data == array.ctypes.data
+    assert as_matrix(ArrayInterface(array), "query").array.ctypes.data == array.ctypes.data
     tensor = torch.tensor(VALUES)
-    assert _arrays.as_matrix(DLPack(tensor), "query").array.ctypes.data == tensor.data_ptr()
+    assert as_matrix(DLPack(tensor), "query").array.ctypes.data == tensor.data_ptr()
 
 
 def test_dlpack_on_another_device_is_refused():
     with pytest.raises(ValueError, match=r"reference must lie in CPU memory.*device type 2"):
-        _arrays.as_matrix(DLPack(torch.tensor(VALUES), (2, 0)), "reference")
+        as_matrix(DLPack(torch.tensor(VALUES), (2, 0)), "reference")
 
 
 def test_a_tensor_on_another_device_is_refused():
     with pytest.raises(ValueError, match=r"query must lie in CPU memory, got a tensor on meta"):
-        _arrays.as_matrix(torch.empty(2, 3, device="meta"), "query")
+        as_matrix(torch.empty(2, 3, device="meta"), "query")
 
 
 def test_lists_of_numbers_are_float64():
     for values in ([[1, 2], [3, 4]], [[1.0, 2], [3, 4]], ((1, 2), (3, 4))):
-        matrix = _arrays.as_matrix(values, "query")
+        matrix = as_matrix(values, "query")
         assert matrix.array.dtype == np.float64
         assert matrix.array.tolist() == [[1, 2], [3, 4]]
     with pytest.raises(TypeError, match=r"query must hold .* integers beyond 2\*\*53"):
-        _arrays.as_matrix([[2**53 + 1]], "query")
+        as_matrix([[2**53 + 1]], "query")
 
 
 @pytest.mark.parametrize(
@@ -155,33 +156,33 @@ def test_other_types_are_refused_by_name(values, given):
     with pytest.raises(
         TypeError, match=f"reference must hold float32, float64, float16 or bfloat16 values, got {given}"
     ):
-        _arrays.as_matrix(values, "reference")
+        as_matrix(values, "reference")
 
 
 def test_masked_and_sparse_values_are_refused():
     with pytest.raises(TypeError, match="query must not be a masked array"):
-        _arrays.as_matrix(np.ma.masked_array([[1.0]], [[True]]), "query")
+        as_matrix(np.ma.masked_array([[1.0]], [[True]]), "query")
     with pytest.raises(TypeError, match="query must be a dense tensor"):
-        _arrays.as_matrix(torch.eye(2).to_sparse(), "query")
+        as_matrix(torch.eye(2).to_sparse(), "query")
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (1, 2, 3)])
 def test_only_two_dimensions_are_taken(shape):
     for values in (np.zeros(shape, np.float32), torch.zeros(shape)):
         with pytest.raises(ValueError, match=r"query must be 2-D \(rows, dimensions\), got shape \("):
-            _arrays.as_matrix(values, "query")
+            as_matrix(values, "query")
 
 
 @pytest.mark.parametrize("values", [None, 1.0, "rows.npy", Path("rows.npy"), {"a": [1.0]}, (row for row in [[1.0]])])
 def test_what_is_no_array_is_named_by_its_type(values):
     message = f"query must be an array, a tensor or nested lists, got {type(values).__name__}"
     with pytest.raises(TypeError, match=f"^{message}$"):
-        _arrays.as_matrix(values, "query")
+        as_matrix(values, "query")
 
 
 def test_ragged_lists_are_refused():
     with pytest.raises(ValueError, match=r"reference must be 2-D .* equal length"):
-        _arrays.as_matrix([[1.0], [1.0, 2.0]], "reference")
+        as_matrix([[1.0], [1.0, 2.0]], "reference")
 
 
 TYPES = {
@@ -196,7 +197,7 @@ TYPES = {
 @pytest.mark.parametrize("right", TYPES)
 def test_two_types_are_promoted_without_loss(left, right):
     query, reference = np.array(VALUES).astype(TYPES[left]), np.array(VALUES).astype(TYPES[right])
-    pair = _arrays.as_pair(query, reference)
+    pair = as_pair(query, reference)
     if left == right:
         assert pair.query.ctypes.data == query.ctypes.data
         assert pair.bfloat16 == (left == "bfloat16")
@@ -208,10 +209,10 @@ def test_two_types_are_promoted_without_loss(left, right):
 
 
 def test_counts():
-    assert _arrays.as_count(np.int32(3), "k", minimum=0) == 3
-    assert _arrays.as_count(torch.tensor(3), "k", minimum=0) == 3
+    assert as_count(np.int32(3), "k", minimum=0) == 3
+    assert as_count(torch.tensor(3), "k", minimum=0) == 3
     for value in (True, np.True_, 2.0, np.float32(2), "2", None):
         with pytest.raises(TypeError, match="k must be an integer, got"):
-            _arrays.as_count(value, "k", minimum=0)
+            as_count(value, "k", minimum=0)
     with pytest.raises(ValueError, match="k must be at least 0, got -1"):
-        _arrays.as_count(-1, "k", minimum=0)
+        as_count(-1, "k", minimum=0)

@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from exactknn import _arrays, _evaluate, _report, _retrieval
+from exactknn import _evaluate, _report, _retrieval
+from exactknn._arrays.matrix import as_pair
 from exactknn.cli import main
 
 BUILT_IN = tuple(_retrieval.BUILT_IN)
@@ -53,7 +54,7 @@ MEANS = {
 
 
 def task_of(query, labels, reference=None, reference_labels=None, distance="sqeuclidean", p=None) -> _evaluate.Task:
-    rows = _arrays.as_pair(query, reference)
+    rows = as_pair(query, reference)
     labels = np.asarray(labels)
     others = None if reference_labels is None else np.asarray(reference_labels)
     return _evaluate.Task.of(rows, labels, others, distance, p)

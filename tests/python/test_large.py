@@ -16,7 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import exactknn
-from exactknn import _arrays, _core, _large, _rows
+from exactknn import _core, _large, _rows
+from exactknn._arrays.scalars import as_bytes
 
 METRICS = ("sqeuclidean", "euclidean", "cosine", "inner_product", "cityblock", "chebyshev", "minkowski")
 
@@ -442,7 +443,7 @@ def test_too_little_memory_says_how_much_is_needed():
     ],
 )
 def test_sizes_in_bytes(text, count):
-    assert _arrays.as_bytes(text, "max_memory") == count
+    assert as_bytes(text, "max_memory") == count
 
 
 @pytest.mark.parametrize(

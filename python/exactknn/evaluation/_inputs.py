@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from exactknn import _arrays, _retrieval
+from exactknn import _retrieval
+from exactknn._arrays.scalars import as_count
 from exactknn._retrieval import Floats
 from exactknn.evaluation._support import check_finite, same_memory
 
@@ -29,7 +30,7 @@ def checked_k(k: Any) -> int | str | None:
     if isinstance(k, str) and k == "max_bin_count":
         return k
     try:
-        return _arrays.as_count(k, "k", minimum=1)
+        return as_count(k, "k", minimum=1)
     except (TypeError, ValueError):
         raise ValueError(f"k must be an integer of at least 1, None or 'max_bin_count', got {k!r}") from None
 

@@ -20,7 +20,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from exactknn import _arrays
+from exactknn._arrays.matrix import Pair, as_pair
+from exactknn._arrays.scalars import as_exponent
 from exactknn.distances import (
     BatchedDistance,
     CosineSimilarity,
@@ -109,7 +110,7 @@ def _native_lp(name: str, p: Any, power: Any) -> NativeSupport:
     if power != 1:
         return unsupported(f"{name} has p={p} and power={power}, the core only power=1 with that p")
     try:
-        exponent = _arrays.as_exponent(p, "p")
+        exponent = as_exponent(p, "p")
     except (TypeError, ValueError) as error:  # torch gives p=0 a meaning of its own
         return unsupported(f"{name} has p={p}: {error}")
     return NativeSupport("minkowski", False, "", exponent)
@@ -163,9 +164,9 @@ def check_core_rows(query: Tensor, reference: Tensor, names: Names) -> None:
         raise ValueError(f"{names[0]} must have at least one column, got 0")
 
 
-def native_pair(query: Tensor, reference: Tensor) -> _arrays.Pair:
+def native_pair(query: Tensor, reference: Tensor) -> Pair:
     """Both sides as the core reads them; one array where they are one tensor."""
-    return _arrays.as_pair(query, None if same_memory(query, reference) else reference)
+    return as_pair(query, None if same_memory(query, reference) else reference)
 
 
 def same_memory(left: Tensor, right: Tensor) -> bool:

@@ -25,7 +25,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from exactknn import _arrays, _retrieval
+from exactknn import _retrieval
+from exactknn._arrays.scalars import as_count
 from exactknn._retrieval import BUILT_IN, Floats, Hits, Ints, Metric
 from exactknn.distances import LpDistance
 from exactknn.distances.base import autocast_off
@@ -613,7 +614,7 @@ class _Run:
         # As if each own row were counted, which a comparison that does not match a label with itself leaves out.
         bin_counts = torch.from_numpy(per_class + int(self.own_included))
         k = self.calculator.determine_k(bin_counts, len(self.reference), self.own_included)
-        resolved: int = min(_arrays.as_count(k, "what determine_k returns", minimum=0), self.available)
+        resolved: int = min(as_count(k, "what determine_k returns", minimum=0), self.available)
         return resolved
 
     def _warn_of_small_k(self, most: int) -> None:

@@ -25,7 +25,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from exactknn import _arrays
+from exactknn._arrays.matrix import as_matrix
+from exactknn._arrays.scalars import as_count
 from exactknn.distances.base import check_floating
 from exactknn.evaluation._support import check_finite, without_self
 from exactknn.evaluation.knn import Neighbours
@@ -78,7 +79,7 @@ class FaissKNN:
             if not gpus:
                 raise ValueError("gpus must name at least one GPU, got none")
             for gpu in gpus:
-                _arrays.as_count(gpu, "gpus", minimum=0)
+                as_count(gpu, "gpus", minimum=0)
         self.reset_before = reset_before
         self.reset_after = reset_after
         self.index_init_fn: Callable[[int], Any] = faiss.IndexFlatL2 if index_init_fn is None else index_init_fn
@@ -168,7 +169,7 @@ class FaissKNN:
         if not isinstance(query, Tensor):
             raise TypeError(f"query must be a torch tensor, got {type(query).__name__}")
         # With its own row among the neighbours, one more has to be looked for.
-        searched = _arrays.as_count(k, "k", minimum=0) + own_included
+        searched = as_count(k, "k", minimum=0) + own_included
         rows = self._rows(query, "query")
         added = None if reference is None else self._rows(reference, "reference")
         if not self.reset_before:
@@ -266,7 +267,7 @@ class FaissKMeans:
             AttributeError: from Faiss: a keyword argument that its k-means does not have.
         """
         faiss = _faiss()
-        num_clusters = _arrays.as_count(num_clusters, "num_clusters", minimum=1)
+        num_clusters = as_count(num_clusters, "num_clusters", minimum=1)
         rows, narrowed = _float32(x, "x")
         if len(rows) < num_clusters:
             raise ValueError(f"num_clusters must be at most the number of rows, {len(rows)}, got {num_clusters}")
@@ -312,7 +313,7 @@ def _faiss() -> Any:
 def _float32(values: Any, name: str) -> tuple[Tensor, bool]:
     """Finite float32 rows on their device, and whether they were rounded from float64."""
     if not isinstance(values, Tensor):
-        matrix = _arrays.as_matrix(values, name)
+        matrix = as_matrix(values, name)
         array = matrix.array if matrix.array.flags.writeable else matrix.array.copy()  # torch shares no other
         if matrix.bfloat16:
             values = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)

@@ -23,7 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from exactknn import Index, _arrays, _core
+from exactknn import Index, _core
+from exactknn._arrays.matrix import as_matrix
+from exactknn._arrays.scalars import as_count, as_flag
 from exactknn._retrieval import BLOCK_ELEMENTS, Groups, Ints, ranks_of
 from exactknn.distances import LpDistance
 from exactknn.distances.base import result_dtype
@@ -178,12 +180,12 @@ class RustKNN:
             distance = LpDistance(normalize_embeddings=False, p=2, power=2)
         check_distance(distance)
         if num_threads is not None:
-            num_threads = _arrays.as_count(num_threads, "num_threads", minimum=1)
+            num_threads = as_count(num_threads, "num_threads", minimum=1)
         self.distance = distance
         self.batch_size = _checked_batch_size(batch_size)
         self.num_threads = num_threads
-        self.reset_before = _arrays.as_flag(reset_before, "reset_before")
-        self.reset_after = _arrays.as_flag(reset_after, "reset_after")
+        self.reset_before = as_flag(reset_before, "reset_before")
+        self.reset_after = as_flag(reset_after, "reset_after")
         self.index: Index | None = None
         self._fallback_logged = False
         if self.keeps_index:
@@ -299,8 +301,8 @@ class RustKNN:
     def _search_index(self, query: Any, k: Any, reference: Any, own_included: bool) -> Neighbours:
         if not isinstance(query, Tensor):
             raise TypeError(f"query must be a torch tensor, got {type(query).__name__}")
-        count = _arrays.as_count(k, "k", minimum=0)
-        queries = len(_arrays.as_matrix(query, "query").array)
+        count = as_count(k, "k", minimum=0)
+        queries = len(as_matrix(query, "query").array)
         if not self.reset_before:
             index = self._kept("search")
             index.search(query, 0)  # refuses a query before a row is added
@@ -308,7 +310,7 @@ class RustKNN:
             raise ValueError("reference must be given with reset_before=True: each call makes its index of it")
         else:
             index = self._new_index()
-        added = 0 if reference is None else len(_arrays.as_matrix(reference, "reference").array)
+        added = 0 if reference is None else len(as_matrix(reference, "reference").array)
         _check_sizes(queries, len(index) + added, count, own_included, "index")
         if reference is not None:
             index.add(reference)
@@ -527,13 +529,13 @@ def _values_dtype(support: NativeSupport, query: Tensor, reference: Tensor) -> t
 
 
 def _checked_batch_size(batch_size: int | None) -> int | None:
-    return None if batch_size is None else _arrays.as_count(batch_size, "batch_size", minimum=1)
+    return None if batch_size is None else as_count(batch_size, "batch_size", minimum=1)
 
 
 def _checked(distance: Any, query: Any, k: Any, reference: Any, ref_includes_query: bool) -> int:
     """Check all that does not depend on the backend; return ``k`` as an ``int``."""
     check_embeddings(distance, query, reference, _NAMES, arrays_go_to="exactknn.knn")
-    count = _arrays.as_count(k, "k", minimum=0)
+    count = as_count(k, "k", minimum=0)
     _check_sizes(len(query), len(reference), count, ref_includes_query, "reference")
     return count
 

@@ -25,7 +25,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from exactknn import _arrays, _core
+from exactknn import _core
+from exactknn._arrays.scalars import as_real
 from exactknn.distances.base import autocast_off, result_dtype
 from exactknn.evaluation._support import (
     HALF_DTYPES,
@@ -323,7 +324,7 @@ def _as_threshold(value: Any) -> float:
     """``value`` as a ``float``; a tensor of no dimension counts as the number it holds."""
     if isinstance(value, Tensor) and value.ndim == 0:
         value = value.item()
-    return _arrays.as_real(value, "threshold", finite=False)
+    return as_real(value, "threshold", finite=False)
 
 
 def _keeps_to(values: Tensor, threshold: float, inverted: bool) -> Tensor:

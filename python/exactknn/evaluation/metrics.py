@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from exactknn import _arrays, _retrieval
+from exactknn import _retrieval
+from exactknn._arrays.scalars import as_count, as_real
 from exactknn.evaluation._relevance import Classes
 
 WEIGHTS = ("uniform", "softmax")
@@ -102,7 +103,7 @@ def _checked_neighbors(neighbors: Any) -> int | None:
     if neighbors is None:
         return None
     try:
-        return _arrays.as_count(neighbors, "neighbors", minimum=1)
+        return as_count(neighbors, "neighbors", minimum=1)
     except (TypeError, ValueError):
         raise ValueError(f"neighbors must be an integer of at least 1 or None, got {neighbors!r}") from None
 
@@ -121,7 +122,7 @@ def precision_at_k(inputs: RetrievalInputs, k: int) -> Tensor:
         TypeError: ``k`` is not an integer.
         ValueError: ``k`` below 1, or ``inputs`` without ``relevance``.
     """
-    k = _arrays.as_count(k, "k", minimum=1)
+    k = as_count(k, "k", minimum=1)
     relevance = _given(inputs, "relevance")
     return relevance[:, :k].sum(dim=1).cpu().double() / k
 
@@ -148,7 +149,7 @@ def ndcg_metric(relevance_fn: Callable[[Tensor, Tensor], Tensor], k: int | None 
     """
     if not callable(relevance_fn):
         raise TypeError(f"relevance_fn must be callable, got {type(relevance_fn).__name__}")
-    k = None if k is None else _arrays.as_count(k, "k", minimum=1)
+    k = None if k is None else as_count(k, "k", minimum=1)
     return RetrievalMetric(_Ndcg(relevance_fn), neighbors=k, exclude_lone_queries=False)
 
 
@@ -174,10 +175,10 @@ def knn_vote_metric(k: int, *, weights: str = "uniform", temperature: float = 0.
         TypeError: ``k`` not an integer, or ``temperature`` no number.
         ValueError: ``k`` below 1, an unknown ``weights``, or a ``temperature`` that is not finite and above 0.
     """
-    k = _arrays.as_count(k, "k", minimum=1)
+    k = as_count(k, "k", minimum=1)
     if weights not in WEIGHTS:
         raise ValueError(f"weights must be one of {', '.join(WEIGHTS)}, got {weights!r}")
-    temperature = _arrays.as_real(temperature, "temperature")
+    temperature = as_real(temperature, "temperature")
     if not temperature > 0:
         raise ValueError(f"temperature must be above 0, got {temperature:g}")
     return vote_metric(_retrieval.Vote(k, temperature if weights == "softmax" else None))

@@ -24,7 +24,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from exactknn import _arrays
+from exactknn._arrays.scalars import as_flag, as_real
 
 # The bits of infinity in each type of scores. Finite values have smaller magnitudes, NaNs larger ones.
 _INFINITY_BITS = {
@@ -128,7 +128,7 @@ def threshold_curve(scores: Any, labels: Any, *, is_inverted: bool) -> Threshold
         >>> counts.true_positives.tolist(), counts.false_positives.tolist()
         ([0.0, 1.0, 1.0, 2.0], [0.0, 0.0, 1.0, 1.0])
     """
-    is_inverted = _arrays.as_flag(is_inverted, "is_inverted")
+    is_inverted = as_flag(is_inverted, "is_inverted")
     keys, dtype, is_match = checked_pairs(scores, labels)
     sign = -1 if is_inverted else 1
     keys = sign * keys  # ascending from the strictest score
@@ -253,7 +253,7 @@ def match_recall_at_fmr(rate: float) -> Metric:
         >>> select_threshold([0.9, 0.8, 0.7, 0.1], [True, True, False, True], metric, is_inverted=True)
         ThresholdSelection(threshold=0.75, value=0.6666666666666666)
     """
-    rate = _arrays.as_real(rate, "rate")
+    rate = as_real(rate, "rate")
     if not 0 <= rate <= 1:
         raise ValueError(f"rate must be from 0 to 1, got {rate:g}")
     return functools.partial(_recall_at_fmr, rate=rate)

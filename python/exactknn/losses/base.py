@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from exactknn import _arrays
+from exactknn._arrays.scalars import as_real
 from exactknn.distances import LpDistance
 from exactknn.distances.base import check_floating, result_dtype
 from exactknn.reducers import MeanReducer
@@ -177,7 +177,7 @@ class BaseMetricLossFunction(torch.nn.Module):
 def _as_scalar(regularization: Any, embeddings: Tensor) -> Tensor:
     """What a regulariser returned, a tensor of one value or a number, as a tensor of no dimension."""
     if not isinstance(regularization, Tensor):
-        number = _arrays.as_real(regularization, "the value of embedding_regularizer", finite=False)
+        number = as_real(regularization, "the value of embedding_regularizer", finite=False)
         return embeddings.new_tensor(number, dtype=result_dtype(embeddings.dtype, normalized=False))
     if regularization.numel() != 1:
         raise ValueError(f"embedding_regularizer must return one value, got shape {tuple(regularization.shape)}")

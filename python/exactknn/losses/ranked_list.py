@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from exactknn import _arrays
+from exactknn._arrays.scalars import as_real
 from exactknn.distances.base import autocast_off, result_dtype
 from exactknn.losses.base import BaseMetricLossFunction
 from exactknn.types import LossDict
@@ -69,13 +69,13 @@ class RankedListLoss(BaseMetricLossFunction):
                 "distance must be one whose smaller values are nearer, got the similarity "
                 f"{type(self.distance).__name__}"
             )
-        self.margin = _arrays.as_real(margin, "margin")
-        self.neg_temperature = _arrays.as_real(neg_temperature, "neg_temperature")
-        self.imbalance = _arrays.as_real(imbalance, "imbalance")
+        self.margin = as_real(margin, "margin")
+        self.neg_temperature = as_real(neg_temperature, "neg_temperature")
+        self.imbalance = as_real(imbalance, "imbalance")
         if not 0 <= self.imbalance <= 1:
             raise ValueError(f"imbalance must be between 0 and 1, got {imbalance}")
-        self.alpha = 1 + self.margin / 2 if alpha is None else _arrays.as_real(alpha, "alpha")
-        self.pos_temperature = _arrays.as_real(pos_temperature, "pos_temperature")
+        self.alpha = 1 + self.margin / 2 if alpha is None else as_real(alpha, "alpha")
+        self.pos_temperature = as_real(pos_temperature, "pos_temperature")
 
     def compute_loss(
         self,

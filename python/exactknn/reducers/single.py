@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from exactknn import _arrays
+from exactknn._arrays.scalars import as_real
 from exactknn.reducers.base import BaseReducer, kind_of
 from exactknn.types import LossTerm
 
@@ -49,8 +49,8 @@ class ThresholdReducer(BaseReducer):
         if low is None and high is None:
             raise ValueError("low or high must be given, got None for both")
         super().__init__(collect_stats=collect_stats)
-        self.low = None if low is None else _arrays.as_real(low, "low", finite=False)
-        self.high = None if high is None else _arrays.as_real(high, "high", finite=False)
+        self.low = None if low is None else as_real(low, "low", finite=False)
+        self.high = None if high is None else as_real(high, "high", finite=False)
 
     def element_reduction(
         self, losses: Tensor, loss_indices: Tensor, embeddings: Tensor, labels: Tensor | None, **options: Any

@@ -1,0 +1,183 @@
+"""From what a caller hands in to what the native core reads.
+
+    tensor, DLPack object, array, nested lists
+        -> ``as_matrix``: one row-major NumPy view in CPU memory, copied only when the layout forces it
+        -> ``as_pair``:   query and reference in one common floating type
+        -> ``exactknn._core``
+
+torch is never imported here: a torch tensor can only exist when its module is already loaded.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from exactknn._arrays.dtypes import DTYPES, Matrix, common_dtype, converted
+
+# DLPack's numbers for memory that the CPU can read: plain, and pinned for CUDA or ROCm.
+_DLPACK_CPU_DEVICES = (1, 3, 11)
+
+#: The largest integer up to which all integers are float64 numbers.
+EXACT_INTEGER = 2**53
+
+
+class Pair(NamedTuple):
+    """Query and reference (``None``: the query itself) in the same floating type."""
+
+    query: npt.NDArray[Any]
+    reference: npt.NDArray[Any] | None
+    bfloat16: bool
+
+    @property
+    def searched(self) -> npt.NDArray[Any]:
+        """The rows that are searched: the reference, or the query where there is none."""
+        return self.query if self.reference is None else self.reference
+
+
+def as_matrix(values: Any, name: str) -> Matrix:
+    """View ``values`` as a row-major matrix in CPU memory.
+
+    Args:
+        values: torch tensor, DLPack object, anything with ``__array__``, or nested lists, of shape ``(rows, d)``.
+            Lists of Python integers are read as float64.
+        name: the argument's name, for the messages.
+
+    Raises:
+        TypeError: the values are not of a floating type that the core takes, or are no array at all.
+        ValueError: the array is not two-dimensional, or does not lie in CPU memory.
+    """
+    array, is_bfloat16 = as_view(values, name)
+    return Matrix(np.require(array, array.dtype.newbyteorder("="), ["C", "A"]), is_bfloat16)
+
+
+def as_view(values: Any, name: str) -> tuple[npt.NDArray[Any], bool]:
+    """View ``values`` as `as_matrix` does, in whatever layout and byte order they have: never a copy of an array.
+
+    Returns:
+        The array, and whether it holds the bits of bfloat16 values.
+
+    Raises:
+        TypeError, ValueError: as `as_matrix`.
+    """
+    array, is_bfloat16 = _imported(values, name)
+    if array.ndim != 2:
+        raise ValueError(f"{name} must be 2-D (rows, dimensions), got shape {tuple(array.shape)}")
+    if not is_bfloat16 and (array.dtype.kind != "f" or array.dtype.itemsize not in (2, 4, 8)):
+        raise TypeError(f"{name} must hold {DTYPES} values, got {array.dtype.name}")
+    return array, is_bfloat16
+
+
+def as_values(values: Any, name: str) -> npt.NDArray[Any]:
+    """View numbers as ``as_matrix`` does, bfloat16 widened to float32. Raises what ``as_matrix`` raises."""
+    matrix = as_matrix(values, name)
+    return converted(matrix, "float32") if matrix.bfloat16 else matrix.array
+
+
+def as_array(values: Any, name: str) -> npt.NDArray[Any]:
+    """View ``values`` as an array in CPU memory, of whatever type NumPy has for them.
+
+    Raises:
+        TypeError: a masked array, or a tensor that is sparse or bfloat16.
+        ValueError: a tensor that is not in CPU memory, or rows of different lengths.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(values, torch.Tensor):
+        if values.device.type != "cpu":
+            raise ValueError(f"{name} must lie in CPU memory, got a tensor on {values.device}: copy it with .cpu()")
+        try:
+            values = values.detach().numpy()
+        except TypeError as error:
+            raise TypeError(f"{name} must be a dense tensor of a type that NumPy has, got {values.dtype}") from error
+    if isinstance(values, np.ma.MaskedArray):
+        raise TypeError(f"{name} must not be a masked array")
+    try:
+        return np.asarray(values)
+    except ValueError as error:
+        raise ValueError(f"{name} must have rows of equal length: {error}") from error
+
+
+def as_pair(query: Any, reference: Any = None) -> Pair:
+    """View both sides of a search in one floating type; two different types are promoted.
+
+    float16 with bfloat16 becomes float32, which holds both exactly. Raises what ``as_matrix`` raises.
+    """
+    left = as_matrix(query, "query")
+    if reference is None:
+        return Pair(left.array, None, left.bfloat16)
+    right = as_matrix(reference, "reference")
+    wide = common_dtype(left.dtype_name, right.dtype_name)
+    return Pair(converted(left, wide), converted(right, wide), wide == "bfloat16")
+
+
+def is_blocks(values: Any) -> bool:
+    """Tell whether these are blocks of rows: an iterable without item access, or a list or tuple of matrices."""
+    if isinstance(values, (list, tuple)):
+        return bool(values) and getattr(values[0], "ndim", None) == 2
+    if hasattr(values, "__array__") or hasattr(values, "__dlpack__"):
+        return False
+    return hasattr(values, "__iter__") and not hasattr(values, "__getitem__")
+
+
+def _imported(values: Any, name: str) -> tuple[npt.NDArray[Any], bool]:
+    """An ndarray of any layout, and whether it holds the bits of bfloat16 values."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(values, torch.Tensor):
+        return _from_tensor(torch, values, name)
+    if isinstance(values, np.ma.MaskedArray):
+        raise TypeError(f"{name} must not be a masked array: masked entries have no distance")
+    if isinstance(values, np.ndarray):
+        return _bits_of_bfloat16(np.asarray(values))
+    if hasattr(values, "__dlpack_device__"):
+        device, _ = values.__dlpack_device__()
+        if int(device) not in _DLPACK_CPU_DEVICES:
+            raise ValueError(f"{name} must lie in CPU memory, got a DLPack object on device type {int(device)}")
+    if hasattr(values, "__array__"):
+        return _bits_of_bfloat16(np.asarray(values))
+    if hasattr(values, "__dlpack__"):
+        try:
+            return _bits_of_bfloat16(np.from_dlpack(values))
+        except (BufferError, RuntimeError, TypeError, ValueError) as error:
+            raise TypeError(f"{name} must hold {DTYPES} values that NumPy can import by DLPack: {error}") from error
+    return _from_sequence(values, name)
+
+
+def _bits_of_bfloat16(array: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], bool]:
+    # ml_dtypes registers its bfloat16 with NumPy as a two-byte extension type.
+    if array.dtype.name == "bfloat16":
+        return array.view(np.uint16), True
+    return array, False
+
+
+def _from_tensor(torch: Any, tensor: Any, name: str) -> tuple[npt.NDArray[Any], bool]:
+    if tensor.device.type != "cpu":
+        raise ValueError(
+            f"{name} must lie in CPU memory, got a tensor on {tensor.device}: "
+            "copy it with .cpu(), or search on its device with exactknn.evaluation.CustomKNN"
+        )
+    if tensor.layout != torch.strided:
+        raise TypeError(f"{name} must be a dense tensor, got layout {tensor.layout}")
+    if tensor.dtype not in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
+        raise TypeError(f"{name} must hold {DTYPES} values, got {tensor.dtype}")
+    plain = tensor.detach().resolve_neg()
+    if plain.dtype == torch.bfloat16:
+        return plain.view(torch.int16).numpy().view(np.uint16), True
+    return plain.numpy(), False
+
+
+def _from_sequence(values: Any, name: str) -> tuple[npt.NDArray[Any], bool]:
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise ValueError(f"{name} must be 2-D (rows, dimensions) with rows of equal length: {error}") from error
+    if array.ndim == 0:
+        raise TypeError(f"{name} must be an array, a tensor or nested lists, got {type(values).__name__}")
+    if isinstance(values, (list, tuple)) and array.dtype.kind in "iu":
+        # Python numbers carry no element type, so whole ones are as good as floats while they stay exact.
+        if array.size and max(abs(int(array.min())), abs(int(array.max()))) > EXACT_INTEGER:
+            raise TypeError(f"{name} must hold {DTYPES} values, got integers beyond 2**53")
+        array = array.astype(np.float64)
+    return _bits_of_bfloat16(array)
