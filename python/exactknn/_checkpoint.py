@@ -22,8 +22,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from exactknn import _files
-from exactknn._files import FileError
+from exactknn._io.errors import FileError
+from exactknn._io.npy import read_npz_array
+from exactknn._io.outputs import OutputFile
 from exactknn._large import LargeSearch, State
 
 SECONDS = 30.0
@@ -49,7 +50,7 @@ class Checkpoint:
         Raises:
             FileError: the folder is missing or cannot be written, or the path is a folder.
         """
-        with _files.OutputFile(path):
+        with OutputFile(path):
             pass
         self.path = path
         self._about = json.dumps(about)
@@ -66,7 +67,7 @@ class Checkpoint:
             FileError, OSError: it cannot be written; the one before is still there.
         """
         start = time.monotonic()
-        with _files.OutputFile(self.path) as output:
+        with OutputFile(self.path) as output:
             about = np.frombuffer(self._about.encode(), np.uint8)
             place = np.array([state.first_query, state.rows])
             arrays = state._asdict() | {"about": about, "place": place}
@@ -121,7 +122,7 @@ class Checkpoint:
             if found_dtype != dtype or wrong:
                 raise FileError(f"{path}: {name} is {found_dtype.name} of shape {found_shape}")
 
-        return _files.read_npz_array(Path(self.path), self.path, name, check)
+        return read_npz_array(Path(self.path), self.path, name, check)
 
 
 class _DifferentSearchError(FileError):

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from exactknn import _core, _files, _large, _rows
+from exactknn import _core, _large, _rows
 from exactknn._arrays.matrix import as_pair
 from exactknn._checkpoint import Checkpoint
 from exactknn._command import (
@@ -34,7 +34,17 @@ from exactknn._command import (
     searching,
     stage,
 )
-from exactknn._files import OutputFile, VectorFile
+from exactknn._io.errors import FileError
+from exactknn._io.outputs import (
+    DISTANCE_SUFFIXES,
+    RESULT_SUFFIXES,
+    OutputFile,
+    check_indices_fit,
+    write_matrix,
+    write_neighbours,
+)
+from exactknn._io.paths import check_output_suffix, suffix_of
+from exactknn._io.vectors import VectorFile
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -95,12 +105,12 @@ def find(arguments: argparse.Namespace, open_outputs: OpenOutputs, write: Write)
             neighbours, *others = outputs
             write(neighbours, query, reference, arguments, distances, indices)
             for output in others:
-                _files.write_matrix(output.stream, _files.suffix_of(output.path), distances)
+                write_matrix(output.stream, suffix_of(output.path), distances)
             put_in_place(outputs)
         if arguments.resume is not None:
             with contextlib.suppress(FileNotFoundError):
                 os.remove(os.path.realpath(arguments.resume))  # a link to it stays, as when it is replaced
-    except _files.FileError as error:
+    except FileError as error:
         raise CommandError(str(error)) from error
     except KeyboardInterrupt as interrupt:
         if arguments.resume is not None and os.path.exists(arguments.resume):
@@ -120,7 +130,7 @@ def _write(
     distances: Any,
     indices: Any,
 ) -> None:
-    _files.write_neighbours(output.stream, _files.suffix_of(output.path), distances, indices)
+    write_neighbours(output.stream, suffix_of(output.path), distances, indices)
 
 
 def _check_count(query: VectorFile, reference: VectorFile | None, arguments: argparse.Namespace) -> None:
@@ -136,11 +146,11 @@ def _open_outputs(
     query: VectorFile, reference: VectorFile | None, arguments: argparse.Namespace, stack: contextlib.ExitStack
 ) -> list[OutputFile]:
     """Check where the results go and stage the files there, so that no search is made in vain."""
-    suffix = _files.check_output_suffix(arguments.output, _files.RESULT_SUFFIXES, "--output")
+    suffix = check_output_suffix(arguments.output, RESULT_SUFFIXES, "--output")
     paths = {"--output": arguments.output}
-    _files.check_indices_fit((reference or query).rows, arguments.output, suffix)
+    check_indices_fit((reference or query).rows, arguments.output, suffix)
     if arguments.distances is not None:
-        kind = _files.check_output_suffix(arguments.distances, _files.DISTANCE_SUFFIXES, "--distances")
+        kind = check_output_suffix(arguments.distances, DISTANCE_SUFFIXES, "--distances")
         check_distances_fit(query, reference, arguments.distances, kind, "an .npz")
         paths["--distances"] = arguments.distances
     return staged(paths, query, reference, arguments, stack)
@@ -233,7 +243,7 @@ def _keep(checkpoint: Checkpoint, large: _large.LargeSearch) -> None:
     """Write the state; a search does not end because that fails."""
     try:
         checkpoint.write(large.state())
-    except (_files.FileError, OSError) as error:
+    except (FileError, OSError) as error:
         complain(f"warning: --resume {checkpoint.path}: the state could not be kept: {error}")
 
 

@@ -7,7 +7,6 @@
                   |                                   |           +--> searching: progress
                   +----------- CommandError ----------+--> one line on stderr, exit code
 
-`_files` is imported where it is used, so that ``--help`` does not wait for it.
 """
 
 from __future__ import annotations
@@ -22,8 +21,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from exactknn._io.outputs import OutputFile
+from exactknn._io.paths import same_file, source_of
+from exactknn._io.vectors import open_vectors
+
 if TYPE_CHECKING:
-    from exactknn._files import OutputFile, VectorFile
+    from exactknn._io.outputs import OutputFile
+    from exactknn._io.vectors import VectorFile
     from exactknn._progress import Report
 
 EXIT_FAILURE = 1
@@ -72,11 +76,9 @@ def open_inputs(arguments: argparse.Namespace, most_bytes: float = math.inf) -> 
         arguments: of ``search``, ``groundtruth`` or ``match``.
         most_bytes: the largest array of an ``.npz``, which has to be read whole, that is taken.
     """
-    from exactknn import _files
-
     check_exponent(arguments, "--metric", arguments.metric)
-    query = _files.open_vectors(arguments.query, most_bytes)
-    reference = None if arguments.reference is None else _files.open_vectors(arguments.reference, most_bytes)
+    query = open_vectors(arguments.query, most_bytes)
+    reference = None if arguments.reference is None else open_vectors(arguments.reference, most_bytes)
     source = reference or query
     check_dimensions(query, source, "--query", arguments.reference_option)
     if arguments.exclude_self and query.rows > source.rows:
@@ -103,22 +105,18 @@ def input_paths(query: VectorFile, reference: VectorFile | None) -> list[str]:
 
 def stage(paths: Mapping[str, str], inputs: Sequence[str], stack: contextlib.ExitStack) -> list[OutputFile]:
     """Stage the files of these options, none of them in the place of an input or of another."""
-    from exactknn import _files
-
     check_apart(paths, inputs)
-    return [stack.enter_context(_files.OutputFile(path)) for path in paths.values()]
+    return [stack.enter_context(OutputFile(path)) for path in paths.values()]
 
 
 def check_apart(paths: Mapping[str, str], inputs: Sequence[str]) -> None:
     """Refuse files to be written, by their options, in the place of an input or of each other."""
-    from exactknn import _files
-
     for (first, path), (second, other) in itertools.combinations(paths.items(), 2):
-        if _files.same_file(path, other):
+        if same_file(path, other):
             raise CommandError(f"{first} and {second} are one file: {other}")
     for option, path in paths.items():
         for source in inputs:
-            if _files.same_file(path, _files.source_of(source)):
+            if same_file(path, source_of(source)):
                 raise CommandError(f"{option} {path} would replace the input {source}")
 
 

@@ -22,9 +22,13 @@ import numpy.typing as npt
 from exactknn import _cli_options, _texts
 from exactknn._arrays.scalars import METRICS
 from exactknn._command import CommandError
+from exactknn._io.errors import FileError
+from exactknn._io.outputs import DISTANCE_SUFFIXES, check_indices_fit, write_neighbours, write_truth
+from exactknn._io.paths import check_output_suffix, suffix_of
 
 if TYPE_CHECKING:
-    from exactknn._files import OutputFile, VectorFile
+    from exactknn._io.outputs import OutputFile
+    from exactknn._io.vectors import VectorFile
 
 TRUTH_SUFFIXES = (".ivecs", ".ibin", ".bin", ".hdf5", ".h5", ".npz")
 """What a ground truth can be written to."""
@@ -80,11 +84,11 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Find the neighbours, write the files and return the exit code."""
-    from exactknn import _cli_search, _files
+    from exactknn import _cli_search
 
     try:
-        _choose_metric(arguments, _files.check_output_suffix(arguments.output, TRUTH_SUFFIXES, "--output"))
-    except _files.FileError as error:
+        _choose_metric(arguments, check_output_suffix(arguments.output, TRUTH_SUFFIXES, "--output"))
+    except FileError as error:
         raise CommandError(str(error)) from error
     return _cli_search.find(arguments, _open_outputs, _write)
 
@@ -111,17 +115,15 @@ def _open_outputs(
     query: VectorFile, base: VectorFile | None, arguments: argparse.Namespace, stack: contextlib.ExitStack
 ) -> list[OutputFile]:
     """Check where the results go and stage the files there, so that no search is made in vain."""
-    from exactknn import _cli_search, _files
+    from exactknn import _cli_search
 
-    suffix = _files.suffix_of(arguments.output)
-    _files.check_indices_fit((base or query).rows, arguments.output, suffix)
+    suffix = suffix_of(arguments.output)
+    check_indices_fit((base or query).rows, arguments.output, suffix)
     paths = {"--output": arguments.output}
     singles = {arguments.output: suffix} if suffix == ".bin" else {}
     if arguments.distances is not None:
         paths["--distances"] = arguments.distances
-        singles[arguments.distances] = _files.check_output_suffix(
-            arguments.distances, _files.DISTANCE_SUFFIXES, "--distances"
-        )
+        singles[arguments.distances] = check_output_suffix(arguments.distances, DISTANCE_SUFFIXES, "--distances")
     for path, kind in singles.items():
         _cli_search.check_distances_fit(query, base, path, kind, "an .npz or .hdf5")
     return _cli_search.staged(paths, query, base, arguments, stack)
@@ -136,15 +138,13 @@ def _write(
     indices: npt.NDArray[np.int64],
 ) -> None:
     """Write the neighbours as the suffix of the output says."""
-    from exactknn import _files
-
-    suffix = _files.suffix_of(output.path)
+    suffix = suffix_of(output.path)
     if suffix in _HDF5:
         _write_hdf5(output.stream, query, base or query, arguments.metric, distances, indices)
     elif suffix == ".bin":
-        _files.write_truth(output.stream, distances, indices)
+        write_truth(output.stream, distances, indices)
     else:
-        _files.write_neighbours(output.stream, suffix, distances, indices)
+        write_neighbours(output.stream, suffix, distances, indices)
 
 
 def _write_hdf5(

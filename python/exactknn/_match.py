@@ -14,7 +14,7 @@ import numpy as np
 
 from exactknn import _core
 from exactknn._arrays.matrix import Pair
-from exactknn._files import Pairs
+from exactknn._io.outputs import Pairs
 from exactknn._progress import Report, part_of
 
 _FIRST_CELLS = 1 << 24

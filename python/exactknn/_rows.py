@@ -29,7 +29,8 @@ import numpy.typing as npt
 
 from exactknn._arrays.dtypes import Matrix, converted
 from exactknn._arrays.matrix import as_matrix
-from exactknn._files import FileError, VectorFile
+from exactknn._io.errors import FileError
+from exactknn._io.vectors import VectorFile
 
 PIECE_BYTES = 1 << 22
 """What is read, checked and converted at once. Between two pieces the thread that reads ahead looks whether to stop."""

@@ -42,10 +42,15 @@ from exactknn._command import (
     searching,
     stage,
 )
+from exactknn._io.errors import FileError
+from exactknn._io.outputs import PAIR_SUFFIXES, write_pairs
+from exactknn._io.paths import check_output_suffix
+from exactknn._io.vectors import open_vectors
 
 if TYPE_CHECKING:
     from exactknn._evaluate import Evaluation, Task
-    from exactknn._files import OutputFile, VectorFile
+    from exactknn._io.outputs import OutputFile
+    from exactknn._io.vectors import VectorFile
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -279,7 +284,7 @@ def _search(arguments: argparse.Namespace) -> int:
 
 def _evaluate(arguments: argparse.Namespace) -> int:
     from exactknn import _evaluate as evaluation
-    from exactknn import _files, _report, _retrieval
+    from exactknn import _report, _retrieval
 
     check_exponent(arguments, "--distance", arguments.distance)
     if (arguments.reference is None) != (arguments.reference_labels is None):
@@ -309,7 +314,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
                 report.stream.write(_report.page(task, scores, names).encode())
             outputs = [output for output in (per_class, report) if output is not None]
             put_in_place(outputs)
-    except _files.FileError as error:
+    except FileError as error:
         raise CommandError(str(error)) from error
     _warn_of_gaps(arguments, scores)
     print(_report.as_json(task, scores) if arguments.json else _report.as_table(task, scores))
@@ -324,12 +329,10 @@ _EVALUATED_FILES = ("embeddings", "labels", "reference", "reference_labels")
 
 def _open_reports(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> tuple[OutputFile | None, ...]:
     """Stage the file of the classes and the page, where they are wanted."""
-    from exactknn import _files
-
     wanted = {"--per-class": (arguments.per_class, (".csv",)), "--report": (arguments.report, (".html", ".htm"))}
     paths = {option: path for option, (path, _) in wanted.items() if path is not None}
     for option, path in paths.items():
-        _files.check_output_suffix(path, wanted[option][1], option)
+        check_output_suffix(path, wanted[option][1], option)
     inputs = [path for name in _EVALUATED_FILES if (path := getattr(arguments, name)) is not None]
     staged = dict(zip(paths, stage(paths, inputs, stack), strict=True))
     return tuple(staged.get(option) for option in wanted)
@@ -337,10 +340,10 @@ def _open_reports(arguments: argparse.Namespace, stack: contextlib.ExitStack) ->
 
 def _task(arguments: argparse.Namespace) -> Task:
     """Read the files, whose headers are checked before the values of any is touched."""
-    from exactknn import _evaluate, _files
+    from exactknn import _evaluate
 
-    query = _files.open_vectors(arguments.embeddings)
-    reference = None if arguments.reference is None else _files.open_vectors(arguments.reference)
+    query = open_vectors(arguments.embeddings)
+    reference = None if arguments.reference is None else open_vectors(arguments.reference)
     if query.rows == 0:
         raise CommandError(f"--embeddings {query.path} has no rows; wanted at least one query")
     check_dimensions(query, reference or query, "--embeddings", "--reference")
@@ -361,9 +364,9 @@ def _task(arguments: argparse.Namespace) -> Task:
 
 
 def _labels(path: str, option: str, vectors: VectorFile) -> Any:
-    from exactknn import _labels
+    from exactknn._io.labels import read_labels
 
-    labels = _labels.read_labels(path)
+    labels = read_labels(path)
     if len(labels) != vectors.rows:
         header = " (the first line must not be a header)" if len(labels) == vectors.rows + 1 else ""
         raise CommandError(
@@ -388,11 +391,11 @@ def _warn_of_gaps(arguments: argparse.Namespace, scores: Evaluation) -> None:
 
 
 def _match_command(arguments: argparse.Namespace) -> int:
-    from exactknn import _files, _match
+    from exactknn import _match
 
     try:
         query, reference = open_inputs(arguments)
-        suffix = _files.check_output_suffix(arguments.output, _files.PAIR_SUFFIXES, "--output")
+        suffix = check_output_suffix(arguments.output, PAIR_SUFFIXES, "--output")
         dtype = np.dtype(np.float64 if common_dtype(query, reference) == np.float64 else np.float32)
         threshold = _rounded(arguments.threshold, dtype)
         with contextlib.ExitStack() as stack:
@@ -408,9 +411,9 @@ def _match_command(arguments: argparse.Namespace) -> int:
                     num_threads=arguments.threads,
                     progress=progress,
                 )
-                count = _files.write_pairs(output.stream, suffix, blocks, dtype)
+                count = write_pairs(output.stream, suffix, blocks, dtype)
             put_in_place([output])
-    except _files.FileError as error:
+    except FileError as error:
         raise CommandError(str(error)) from error
     among = "among themselves" if reference is None else f"with {reference.rows} references"
     say(f"wrote {output.path}: {count} pairs of {query.rows} queries {among}")

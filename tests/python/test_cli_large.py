@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from exactknn import _checkpoint, _core, _files, _large, _rows, cli
+from exactknn import _checkpoint, _core, _large, _rows, cli
+from exactknn._io.outputs import write_neighbours
 
 
 @pytest.fixture(autouse=True)
@@ -237,11 +238,11 @@ def test_an_interrupted_search_goes_on_to_the_same_bytes(
 def test_an_interrupt_while_the_result_is_written_loses_nothing(capsys, monkeypatch, floats, interrupt_after):
     save("r.fbin", floats)
     arguments = ("--query", "r.fbin", "-k", 5, "--output", "o.npz", "--max-memory", 40_000, "--resume", "state")
-    write = _files.write_neighbours
-    monkeypatch.setattr(_files, "write_neighbours", lambda *_: signal.raise_signal(signal.SIGINT))
+    write = write_neighbours
+    monkeypatch.setattr("exactknn._cli_search.write_neighbours", lambda *_: signal.raise_signal(signal.SIGINT))
     assert search(*arguments) == 130
     assert sorted(os.listdir()) == ["r.fbin", "state"]
-    monkeypatch.setattr(_files, "write_neighbours", write)
+    monkeypatch.setattr("exactknn._cli_search.write_neighbours", write)
     assert search(*arguments) == 0
     assert search("--query", "r.fbin", "-k", 5, "--output", "whole.npz") == 0
     assert Path("o.npz").read_bytes() == Path("whole.npz").read_bytes()

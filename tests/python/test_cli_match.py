@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import exactknn
-from exactknn import _files, _match, _progress, cli
+from exactknn import _match, _progress, cli
+from exactknn._io.outputs import Pairs, write_pairs
 
 WITHOUT_TQDM = "import sys; sys.modules['tqdm'] = None; from exactknn.cli import main; sys.exit(main())"
 COMMAND = [sys.executable, "-m", "exactknn"]
@@ -142,7 +143,7 @@ def test_blocks_and_threads_do_not_show(tmp_path, rows, monkeypatch, among_thems
         monkeypatch.setattr(_match, "_FIRST_CELLS", cells)
         monkeypatch.setattr(_match, "_BLOCK_PAIRS", pairs)
         monkeypatch.setattr(_match, "_BLOCK_QUERIES", queries)
-        monkeypatch.setattr(_files, "_LINES", lines)
+        monkeypatch.setattr("exactknn._io.outputs._LINES", lines)
         assert [written(2, suffix) for suffix in (".csv", ".npz")] == whole
 
 
@@ -300,10 +301,10 @@ def test_pairs_are_written_as_they_come():
 
     def blocks():
         for block in range(3):
-            yield _files.Pairs(np.array([block]), np.array([7]), np.array([block / 10], np.float32))
+            yield Pairs(np.array([block]), np.array([7]), np.array([block / 10], np.float32))
             lengths.append(len(stream.getvalue()))
 
     lengths: list[int] = []
-    assert _files.write_pairs(stream, ".csv", blocks(), np.dtype(np.float32)) == 3
+    assert write_pairs(stream, ".csv", blocks(), np.dtype(np.float32)) == 3
     assert stream.getvalue() == b"query,reference,distance\n0,7,0.0\n1,7,0.1\n2,7,0.2\n"
     assert lengths == [33, 41, 49]

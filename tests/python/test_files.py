@@ -10,7 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from exactknn import _files
+from exactknn._io.errors import FileError
+from exactknn._io.npy import read_npz_array
+from exactknn._io.outputs import OutputFile, check_indices_fit, write_matrix, write_neighbours
+from exactknn._io.paths import same_file
+from exactknn._io.vectors import VectorFile, open_vectors
 
 VALUES = np.arange(12, dtype=np.float32).reshape(4, 3) - 5.5
 BYTES = np.array([[0, 255, 7], [1, 2, 3], [128, 127, 9], [4, 5, 6]], dtype=np.uint8)
@@ -24,8 +28,8 @@ def plain(matrix: np.ndarray, dtype: str) -> bytes:
     return struct.pack("<II", *matrix.shape) + matrix.astype(dtype).tobytes()
 
 
-def opened(path: Path, name: str = "") -> _files.VectorFile:
-    return _files.open_vectors(f"{path}{name}")
+def opened(path: Path, name: str = "") -> VectorFile:
+    return open_vectors(f"{path}{name}")
 
 
 @pytest.mark.parametrize(
@@ -107,14 +111,15 @@ def test_float_files_are_mapped_and_not_copied(tmp_path, suffix, header):
 
 
 def test_blocks_of_rows_join_without_gaps(tmp_path, monkeypatch):
-    monkeypatch.setattr(_files, "_BLOCK_BYTES", 30)
+    monkeypatch.setattr("exactknn._io.vectors.BLOCK_BYTES", 30)
+    monkeypatch.setattr("exactknn._io.outputs.BLOCK_BYTES", 30)
     matrix = np.arange(77, dtype=np.float32).reshape(11, 7)
     path = tmp_path / "v.fvecs"
     path.write_bytes(vecs(matrix, "<f4"))
     np.testing.assert_array_equal(opened(path).load(), matrix)
     for suffix in (".fvecs", ".fbin"):
         with (tmp_path / f"w{suffix}").open("wb") as stream:
-            _files.write_matrix(stream, suffix, matrix)
+            write_matrix(stream, suffix, matrix)
     assert (tmp_path / "w.fvecs").read_bytes() == path.read_bytes()
     assert (tmp_path / "w.fbin").read_bytes() == plain(matrix, "<f4")
 
@@ -127,17 +132,17 @@ def test_zero_rows_are_a_matrix_of_zero_rows(tmp_path):
 
 
 def test_a_row_of_another_dimension_is_named_wherever_it_stands(tmp_path, monkeypatch):
-    monkeypatch.setattr(_files, "_BLOCK_BYTES", 24)
+    monkeypatch.setattr("exactknn._io.vectors.BLOCK_BYTES", 24)
     rows = [struct.pack("<i3f", 3, 1, 2, 3) for _ in range(9)]
     rows[7] = struct.pack("<i3f", 2, 1, 2, 3)
     path = tmp_path / "v.fvecs"
     path.write_bytes(b"".join(rows))
     vectors = opened(path)
-    with pytest.raises(_files.FileError, match=r"v\.fvecs: row 7 says it has 2 values, row 0 says 3"):
+    with pytest.raises(FileError, match=r"v\.fvecs: row 7 says it has 2 values, row 0 says 3"):
         vectors.load()
     # The same row when the length of the file gives it away already.
     path.write_bytes(b"".join(rows)[:-2])
-    with pytest.raises(_files.FileError, match=r"v\.fvecs: row 7 says it has 2 values, row 0 says 3"):
+    with pytest.raises(FileError, match=r"v\.fvecs: row 7 says it has 2 values, row 0 says 3"):
         opened(path)
 
 
@@ -151,31 +156,31 @@ def test_a_row_of_another_dimension_is_named_wherever_it_stands(tmp_path, monkey
 def test_indices_are_written_byte_for_byte(tmp_path, suffix, expected):
     indices = np.array([[5, 0], [1, 2**31 - 1]], dtype=np.int64)
     with (tmp_path / "out").open("wb") as stream:
-        _files.write_neighbours(stream, suffix, np.zeros((2, 2), np.float32), indices)
+        write_neighbours(stream, suffix, np.zeros((2, 2), np.float32), indices)
     assert (tmp_path / "out").read_bytes() == expected
 
 
 @pytest.mark.parametrize("suffix", [".ivecs", ".ibin"])
 def test_an_index_beyond_int32_is_refused_and_not_wrapped(tmp_path, suffix):
     with (tmp_path / "out").open("wb") as stream, pytest.raises(ValueError, match="2147483648 does not fit the int32"):
-        _files.write_matrix(stream, suffix, np.array([[1, 2**31]], dtype=np.int64))
+        write_matrix(stream, suffix, np.array([[1, 2**31]], dtype=np.int64))
     assert (tmp_path / "out").read_bytes() == b""
-    _files.check_indices_fit(2**31, "out", suffix)
-    with pytest.raises(_files.FileError, match="do not fit the int32"):
-        _files.check_indices_fit(2**31 + 1, "out", suffix)
-    _files.check_indices_fit(2**31 + 1, "out", ".npz")
+    check_indices_fit(2**31, "out", suffix)
+    with pytest.raises(FileError, match="do not fit the int32"):
+        check_indices_fit(2**31 + 1, "out", suffix)
+    check_indices_fit(2**31 + 1, "out", ".npz")
 
 
 def test_float64_distances_are_not_narrowed(tmp_path):
     with (tmp_path / "out").open("wb") as stream, pytest.raises(ValueError, match="float64 values do not fit"):
-        _files.write_matrix(stream, ".fbin", np.ones((1, 1)))
+        write_matrix(stream, ".fbin", np.ones((1, 1)))
 
 
 def test_npz_results_keep_both_arrays_and_the_same_bytes(tmp_path):
     distances, indices = np.array([[0.5, 2.0]]), np.array([[3, 2**40]], dtype=np.int64)
     for name in ("a", "b"):
         with (tmp_path / name).open("wb") as stream:
-            _files.write_neighbours(stream, ".npz", distances, indices)
+            write_neighbours(stream, ".npz", distances, indices)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
     with np.load(tmp_path / "a") as result:
         assert result["distances"].dtype == np.float64 and result["distances"].tolist() == [[0.5, 2.0]]
@@ -185,11 +190,11 @@ def test_npz_results_keep_both_arrays_and_the_same_bytes(tmp_path):
 def test_an_output_appears_whole_or_not_at_all(tmp_path):
     path = tmp_path / "out.ibin"
     path.write_bytes(b"before")
-    with pytest.raises(KeyboardInterrupt), _files.OutputFile(str(path)) as output:
+    with pytest.raises(KeyboardInterrupt), OutputFile(str(path)) as output:
         output.stream.write(b"half")
         raise KeyboardInterrupt
     assert path.read_bytes() == b"before"
-    with _files.OutputFile(str(path)) as output:
+    with OutputFile(str(path)) as output:
         output.stream.write(b"after")
         assert path.read_bytes() == b"before"
         output.finish()
@@ -203,7 +208,7 @@ def test_an_output_has_ordinary_permissions_and_keeps_a_symbolic_link(tmp_path):
     (tmp_path / "out.ibin").symlink_to(tmp_path / "there" / "real.ibin")
     before = os.umask(0o027)
     try:
-        with _files.OutputFile(str(tmp_path / "out.ibin")) as output:
+        with OutputFile(str(tmp_path / "out.ibin")) as output:
             output.finish()
             output.commit()
     finally:
@@ -216,10 +221,10 @@ def test_one_file_under_two_names_is_one_file(tmp_path):
     (tmp_path / "a").write_bytes(b"")
     (tmp_path / "b").symlink_to(tmp_path / "a")
     os.link(tmp_path / "a", tmp_path / "c")
-    assert _files.same_file(tmp_path / "a", tmp_path / "b")
-    assert _files.same_file(tmp_path / "a", tmp_path / "c")
-    assert _files.same_file(f"{tmp_path}/x/../new", tmp_path / "new")
-    assert not _files.same_file(tmp_path / "a", tmp_path / "new")
+    assert same_file(tmp_path / "a", tmp_path / "b")
+    assert same_file(tmp_path / "a", tmp_path / "c")
+    assert same_file(f"{tmp_path}/x/../new", tmp_path / "new")
+    assert not same_file(tmp_path / "a", tmp_path / "new")
 
 
 def original(kind: str, folder: Path) -> bytes:
@@ -250,7 +255,7 @@ def test_a_damaged_file_is_read_or_refused_in_one_line(tmp_path, kind, changes, 
     path.write_bytes(bytes(content[: len(content) - min(cut, 400) // 8]) + tail)
     try:
         loaded = opened(path).load()
-    except _files.FileError as error:
+    except FileError as error:
         assert str(error).startswith(str(path)) and "\n" not in str(error)
     else:
         assert loaded.ndim == 2 and loaded.dtype.kind == "f"
@@ -263,7 +268,7 @@ def test_a_compressed_member_with_a_wrong_checksum_is_refused(tmp_path):
     at = bytes(content).index(VALUES.tobytes())
     content[at] ^= 1
     path.write_bytes(bytes(content))
-    with pytest.raises(_files.FileError, match=r"the archive cannot be read: Bad CRC-32"):
+    with pytest.raises(FileError, match=r"the archive cannot be read: Bad CRC-32"):
         opened(path)
 
 
@@ -275,8 +280,8 @@ def test_every_flipped_bit_at_the_end_of_an_archive_is_read_or_refused_in_one_li
         for bit in range(8):
             path.write_bytes(content[:at] + bytes([content[at] ^ 1 << bit]) + content[at + 1 :])
             try:
-                array = _files.read_npz_array(path, str(path), "arr_0", lambda *_: None)
-            except _files.FileError as error:
+                array = read_npz_array(path, str(path), "arr_0", lambda *_: None)
+            except FileError as error:
                 assert str(error).startswith(str(path)) and "\n" not in str(error)
             else:
                 np.testing.assert_array_equal(array, VALUES)
@@ -285,7 +290,7 @@ def test_every_flipped_bit_at_the_end_of_an_archive_is_read_or_refused_in_one_li
 def test_a_member_that_is_not_an_array_is_refused(tmp_path):
     with zipfile.ZipFile(tmp_path / "v.npz", "w") as archive:
         archive.writestr("notes.txt", "hello")
-    with pytest.raises(_files.FileError, match=r"not a \.npy array: it begins with b'hello'"):
+    with pytest.raises(FileError, match=r"not a \.npy array: it begins with b'hello'"):
         opened(tmp_path / "v.npz")
 
 
@@ -293,13 +298,13 @@ def test_an_undecodable_name_in_an_archive_is_refused(tmp_path):
     path = tmp_path / "v.npz"
     np.savez(path, **{"\u00e9": VALUES})
     path.write_bytes(path.read_bytes().replace("\u00e9".encode(), b"\xff\xff"))
-    with pytest.raises(_files.FileError, match=r"the archive cannot be read: 'utf-8' codec can't decode"):
+    with pytest.raises(FileError, match=r"the archive cannot be read: 'utf-8' codec can't decode"):
         opened(path)
 
 
 def test_integer_vectors_are_float32_exactly(tmp_path: Path) -> None:
     path = tmp_path / "x.ivecs"
     path.write_bytes(struct.pack("<iiiiii", 2, 5, -3, 2, 2**24, -(2**24)))
-    vectors = _files.open_vectors(str(path)).load()
+    vectors = open_vectors(str(path)).load()
     assert vectors.dtype == np.float32
     assert vectors.tolist() == [[5.0, -3.0], [2.0**24, -(2.0**24)]]

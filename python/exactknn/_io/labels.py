@@ -2,10 +2,10 @@
 
 ::
 
-    L.npy  L.npz[:name]          (one 1-D array)     --- _files --+
-    L.txt  L.csv                 (one label a line)  -------------+--> array of integers, floats or text
+    L.npy  L.npz[:name]          (one 1-D array)     --- npy ---+
+    L.txt  L.csv                 (one label a line)  -----------+--> array of integers, floats or text
 
-Refusals are `_files.FileError`, as for vectors.
+Refusals are `FileError`, as for vectors.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from exactknn import _files
-from exactknn._files import FileError
+from exactknn._io.errors import FileError, one_line
+from exactknn._io.npy import check_possible, map_npy_array, read_npz_array
+from exactknn._io.paths import size_of, split_array_name
 
 LABEL_SUFFIXES = (".npy", ".npz", ".txt", ".csv")
 """What `read_labels` reads."""
@@ -41,17 +42,17 @@ def read_labels(path: str) -> Array:
     Raises:
         FileError: the file is missing, empty, cut short, of an unknown kind, or holds something else than labels.
     """
-    name, array_name = _files.split_array_name(path)
+    name, array_name = split_array_name(path)
     source = Path(name)
     suffix = source.suffix.lower()
     if suffix not in LABEL_SUFFIXES:
         raise FileError(f"{path}: unknown suffix {suffix!r} for labels; wanted one of {', '.join(LABEL_SUFFIXES)}")
     try:
-        size = _files.size_of(source, path)
+        size = size_of(source, path)
         if suffix == ".npy":
-            labels = np.array(_files.map_npy_array(source, path, size, _check_labels))
+            labels = np.array(map_npy_array(source, path, size, _check_labels))
         elif suffix == ".npz":
-            labels = _files.read_npz_array(source, path, array_name, _check_labels)
+            labels = read_npz_array(source, path, array_name, _check_labels)
         else:
             labels = _labels_of_lines(source, path, _fields if suffix == ".csv" else _lines)
     except OSError as error:
@@ -81,7 +82,7 @@ def _check_labels(shape: tuple[int, ...], dtype: np.dtype[Any], path: str) -> No
         raise FileError(f"{path}: holds {dtype.name} values; wanted labels: integers, booleans, floats or text")
     if len(shape) != 1:
         raise FileError(f"{path}: a {len(shape)}-D array of shape {shape}; wanted 1-D, one label per row")
-    _files.check_possible(shape, path)
+    check_possible(shape, path)
 
 
 def _labels_of_lines(source: Path, path: str, split: Callable[[IO[str], str], Iterator[str]]) -> Array:
@@ -111,4 +112,4 @@ def _fields(stream: IO[str], path: str) -> Iterator[str]:
                 raise FileError(f"{path}: line {reader.line_num} has {len(fields)} fields; wanted one label a line")
             yield fields[0] if fields else ""
     except csv.Error as error:
-        raise FileError(f"{path}: line {reader.line_num}: {_files.one_line(error)}") from error
+        raise FileError(f"{path}: line {reader.line_num}: {one_line(error)}") from error

@@ -1,0 +1,164 @@
+"""NumPy's formats: ``.npy`` mapped, ``.npz`` read, neither trusted nor unpickled."""
+
+from __future__ import annotations
+
+import errno
+import io
+import lzma
+import math
+import struct
+import tokenize
+import warnings
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from exactknn._io.errors import FileError, one_line
+
+_NPY_MAGIC = b"\x93NUMPY"
+
+# A version 1 header is at most 65,535 bytes and its prefix 10; NumPy itself refuses to evaluate more than 10,000.
+_NPY_HEADER_BYTES = 1 << 17
+
+# Rows go through memory in pieces of about this size, so that a conversion never needs a second copy of the whole.
+BLOCK_BYTES = 1 << 24
+Array = npt.NDArray[Any]
+
+# Refuses the shape and the type of an array, named by its path, before its values are read.
+Check = Callable[[tuple[int, ...], np.dtype[Any], str], None]
+
+
+def map_npy_array(source: Path, path: str, size: int, check: Check) -> Array:
+    """Map the array of a file once ``check`` has not refused its shape and type."""
+    with source.open("rb") as stream:
+        head = stream.read(_NPY_HEADER_BYTES)
+    shape, fortran, dtype, offset = _npy_header(head, path)
+    check(shape, dtype, path)
+    check_length(path, size - offset, math.prod(shape) * dtype.itemsize, f"an array {shape} of {dtype.name}")
+    return map_values(source, dtype, offset, shape, "F" if fortran else "C")
+
+
+def read_npz_array(source: Path, path: str, array_name: str | None, check: Check) -> Array:
+    """Read one array of an archive; its members may be compressed, so they are read and not mapped.
+
+    Args:
+        source: the file.
+        path: what the messages call it.
+        array_name: which array; None: the only one.
+        check: refuses the shape and the type of the array, given with ``path``, before its values are read.
+
+    Raises:
+        FileError: the archive or the array cannot be read.
+        OSError: nor can the file.
+    """
+    try:
+        with zipfile.ZipFile(source) as archive:
+            member = _choose_member(archive, path, array_name)
+            with archive.open(member) as stream:
+                return _read_npz_member(stream, path, member, check)
+    except FileError:
+        raise
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        # A damaged directory of the archive sends zipfile to a place before the beginning of the file.
+        raise FileError(f"{path}: the archive cannot be read: {one_line(error)}") from error
+    # It also reaches zipfile's decoding and seeking (ValueError, IndexError, struct.error).
+    # RuntimeError: encrypted; its NotImplementedError: a compression this Python lacks.
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        lzma.LZMAError,
+        struct.error,
+        EOFError,
+        RuntimeError,
+        LookupError,
+        ValueError,
+    ) as error:
+        if isinstance(error, zipfile.BadZipFile) and not zipfile.is_zipfile(source):
+            raise FileError(f"{path}: not a zip archive, so not an .npz file (or it is cut short)") from error
+        raise FileError(f"{path}: the archive cannot be read: {one_line(error)}") from error
+
+
+def _choose_member(archive: zipfile.ZipFile, path: str, array_name: str | None) -> zipfile.ZipInfo:
+    members = {info.filename.removesuffix(".npy"): info for info in archive.infolist() if not info.is_dir()}
+    names = ", ".join(name if name.isprintable() else repr(name) for name in members)
+    if not members:
+        raise FileError(f"{path}: the archive holds no array")
+    if array_name is not None:
+        if array_name not in members:
+            raise FileError(f"{path}: no array named {array_name!r}; the archive holds: {names}")
+        return members[array_name]
+    if len(members) > 1:
+        first = next(iter(members))
+        raise FileError(f"{path}: holds {len(members)} arrays ({names}); choose one, for instance {path}:{first}")
+    return next(iter(members.values()))
+
+
+def _read_npz_member(stream: IO[bytes], path: str, member: zipfile.ZipInfo, check: Check) -> Array:
+    head = stream.read(_NPY_HEADER_BYTES)
+    shape, fortran, dtype, offset = _npy_header(head, path)
+    check(shape, dtype, path)
+    wanted = math.prod(shape) * dtype.itemsize
+    check_length(path, member.file_size - offset, wanted, f"an array {shape} of {dtype.name}")
+    buffer = bytearray(head[offset:])
+    while piece := stream.read(BLOCK_BYTES):  # to the end, where zipfile compares the checksum
+        buffer += piece
+    check_length(path, len(buffer), wanted, f"an array {shape} of {dtype.name}")
+    return np.frombuffer(buffer, dtype=dtype).reshape(shape, order="F" if fortran else "C")
+
+
+def _npy_header(head: bytes, path: str) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """Parse the beginning of a .npy file: shape, whether in Fortran order, dtype, offset of the values."""
+    if not head.startswith(_NPY_MAGIC):
+        raise FileError(f"{path}: not a .npy array: it begins with {head[:6]!r}, wanted {_NPY_MAGIC!r}")
+    stream = io.BytesIO(head)
+    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    try:
+        version = np.lib.format.read_magic(stream)
+        if version not in readers:
+            raise FileError(f"{path}: .npy format {version[0]}.{version[1]}; plain arrays have 1.0 or 2.0")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about headers of Python 2, which are read all the same
+            shape, fortran, dtype = readers[version](stream)
+    except FileError:
+        raise
+    # A damaged header goes through NumPy's literal_eval and tokenizer, which have all of these to say about it.
+    except (ValueError, SyntaxError, TypeError, KeyError, IndexError, OverflowError) as error:
+        raise FileError(f"{path}: the .npy header cannot be read: {one_line(error)}") from error
+    except (tokenize.TokenError, RecursionError, MemoryError, AttributeError) as error:
+        raise FileError(f"{path}: the .npy header cannot be read: {one_line(error)}") from error
+    return shape, fortran, dtype, stream.tell()
+
+
+def check_possible(shape: tuple[int, ...], path: str) -> None:
+    if min(shape) < 0:
+        raise FileError(f"{path}: the header gives the shape {shape}, which is not possible")
+
+
+def check_length(path: str, present: int, wanted: int, what: str, hint: str = "") -> None:
+    if present < wanted:
+        raise FileError(
+            f"{path}: the file is cut short: the header announces {what} ({wanted} bytes), "
+            f"{max(present, 0)} are there{hint}"
+        )
+    if present > wanted:
+        raise FileError(
+            f"{path}: the header announces {what} ({wanted} bytes), but {present} bytes follow it: "
+            f"{present - wanted} too many{hint}"
+        )
+
+
+def map_values(source: Path, dtype: np.dtype[Any], offset: int, shape: tuple[int, ...], order: str = "C") -> Array:
+    if 0 in shape:  # nothing to map, and mmap refuses an empty range
+        return np.empty(shape, dtype)
+    try:
+        mapped: Array = np.memmap(source, dtype=dtype, mode="r", offset=offset, shape=shape, order=order)  # type: ignore[call-overload]
+    except ValueError as error:  # it has become shorter since its size was read
+        raise FileError(f"{source}: cannot be mapped into memory: {one_line(error)}") from error
+    return np.asarray(mapped)

@@ -1,0 +1,206 @@
+"""Result files: neighbours, distances, ground truth and pairs, each put in place whole."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+
+from exactknn._arrays.blocks import blocks, rows_in
+from exactknn._io.errors import FileError
+from exactknn._io.npy import (
+    BLOCK_BYTES,
+    Array,
+)
+
+RESULT_SUFFIXES = (".npz", ".ivecs", ".ibin")
+"""What neighbours can be written to."""
+
+DISTANCE_SUFFIXES = (".fbin", ".fvecs")
+"""What distances alone can be written to."""
+
+PAIR_SUFFIXES = (".csv", ".npz")
+"""What matching pairs can be written to."""
+
+# Lines of text that are made at once.
+_LINES = 1 << 15
+_INT32_MAX = 2**31 - 1
+_INT32_RESULTS = (".ivecs", ".ibin", ".bin")
+
+
+class OutputFile:
+    """A result file that appears whole or not at all.
+
+    A temporary file is made in the folder of `path` at once, so a folder that cannot be written is found before the
+    search and not after it. `finish` and then `commit` put it in place; leaving the context without them removes it.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Make the temporary file.
+
+        Raises:
+            FileError: the folder of `path` is missing or cannot be written, or `path` is a folder.
+        """
+        self.path = path
+        # Through a symbolic link: replace what it points at, and keep the link.
+        self._target = Path(os.path.realpath(path))
+        folder = self._target.parent
+        if self._target.is_dir():
+            raise FileError(f"{path}: is a folder, not a file")
+        if not folder.is_dir():
+            raise FileError(f"{path}: the folder {folder} does not exist")
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+        self._temporary = folder / f".exactknn-{secrets.token_hex(8)}.tmp"
+        try:
+            descriptor = os.open(self._temporary, flags, 0o666)
+        except OSError as error:
+            raise FileError(f"{path}: cannot write in the folder {folder}: {error.strerror}") from error
+        self.stream: IO[bytes] = os.fdopen(descriptor, "w+b")
+        self._committed = False
+
+    def finish(self) -> None:
+        """Bring what was written to the disk; whatever can fail for want of room has failed after this."""
+        self.stream.flush()
+        os.fsync(self.stream.fileno())
+        self.stream.close()
+
+    def commit(self) -> None:
+        """Give the finished file its name, in one step, replacing what had it."""
+        os.replace(self._temporary, self._target)
+        self._committed = True
+
+    def __enter__(self) -> OutputFile:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Remove the temporary file unless it was committed."""
+        if not self._committed:
+            with contextlib.suppress(OSError):  # closing flushes, which fails once more on a full disk
+                self.stream.close()
+            self._temporary.unlink(missing_ok=True)
+
+
+def check_indices_fit(reference_rows: int, path: str, suffix: str) -> None:
+    """Refuse a format of 32-bit ids when row numbers of the reference may not fit.
+
+    Raises:
+        FileError: `suffix` is ``.ivecs``, ``.ibin`` or ``.bin`` and `reference_rows` is above 2**31.
+    """
+    if suffix in _INT32_RESULTS and reference_rows - 1 > _INT32_MAX:
+        raise FileError(
+            f"{path}: row numbers up to {reference_rows - 1} do not fit the int32 of {suffix}; wanted an .npz output"
+        )
+
+
+def write_neighbours(stream: IO[bytes], suffix: str, distances: Array, indices: Array) -> None:
+    """Write a result in the format of `suffix`, one of `RESULT_SUFFIXES`.
+
+    Args:
+        stream: binary, writable, at its beginning.
+        suffix: ``.npz`` keeps both arrays as they are; ``.ivecs`` and ``.ibin`` keep the indices as int32.
+        distances: shape (n, k).
+        indices: shape (n, k), int64.
+
+    Raises:
+        ValueError: an index does not fit int32.
+    """
+    if suffix == ".npz":
+        np.savez(stream, distances=distances, indices=indices)
+    else:
+        write_matrix(stream, suffix, indices)
+
+
+def write_matrix(stream: IO[bytes], suffix: str, matrix: Array) -> None:
+    """Write a matrix as ``.ivecs``, ``.ibin`` (int32) or ``.fvecs``, ``.fbin`` (float32).
+
+    Raises:
+        ValueError: a value does not fit the type of the format.
+    """
+    rows, columns = matrix.shape
+    value = np.dtype("<i4") if suffix in _INT32_RESULTS else np.dtype("<f4")
+    _check_fits(matrix, value, suffix)
+    if suffix in (".ibin", ".fbin"):
+        if rows > 2**32 - 1:
+            raise ValueError(f"{rows} rows do not fit the header of {suffix}")
+        stream.write(np.array([rows, columns], dtype="<u4").tobytes())
+        for start, stop in blocks(rows, rows_in(BLOCK_BYTES, columns * value.itemsize)):
+            stream.write(matrix[start:stop].astype(value).tobytes())
+        return
+    record = np.dtype([("dimension", "<i4"), ("values", value, (columns,))])
+    for start, stop in blocks(rows, rows_in(BLOCK_BYTES, record.itemsize)):
+        block = np.empty(stop - start, dtype=record)
+        block["dimension"] = columns
+        block["values"] = matrix[start:stop]
+        stream.write(block.tobytes())
+
+
+def write_truth(stream: IO[bytes], distances: Array, indices: Array) -> None:
+    """Write a ground truth as ``.bin``: what ``.ibin`` holds, then the distances (float32).
+
+    Args:
+        stream: binary, writable, at its beginning.
+        distances: shape (n, k), float32.
+        indices: shape (n, k), int64.
+
+    Raises:
+        ValueError: a value does not fit the type of the format.
+    """
+    _check_fits(distances, np.dtype("<f4"), ".bin")
+    write_matrix(stream, ".ibin", indices)
+    for start, stop in blocks(len(distances), rows_in(BLOCK_BYTES, distances.shape[1] * 4)):
+        stream.write(distances[start:stop].astype("<f4").tobytes())
+
+
+class Pairs(NamedTuple):
+    """Matching pairs, one entry of each array a pair."""
+
+    query: Array
+    """Row numbers, int64."""
+    reference: Array
+    """Row numbers, int64."""
+    distance: Array
+    """Their distances, float32 or float64."""
+
+
+def write_pairs(stream: IO[bytes], suffix: str, blocks: Iterable[Pairs], dtype: np.dtype[Any]) -> int:
+    """Write matching pairs in the format of `suffix`, one of `PAIR_SUFFIXES`, and return their number.
+
+    Args:
+        stream: binary, writable, at its beginning.
+        suffix: ``.csv`` is written as the blocks come: a header, then a line of query, reference and the shortest text
+            that is read as the distance again. ``.npz`` needs all blocks in memory: it holds the three arrays.
+        blocks: the pairs, in the order to be written.
+        dtype: type of the distances.
+    """
+    if suffix == ".npz":
+        parts = [Pairs(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, dtype)), *blocks]
+        query, reference, distance = (np.concatenate(column) for column in zip(*parts, strict=True))
+        np.savez(stream, query=query, reference=reference, distance=distance)
+        return len(query)
+    stream.write((",".join(Pairs._fields) + "\n").encode())
+    count = 0
+    for block in blocks:
+        count += len(block.query)
+        # Text takes far more memory than numbers.
+        for start in range(0, len(block.query), _LINES):
+            query, reference, distance = (column[start : start + _LINES] for column in block)
+            lines = zip(query.tolist(), reference.tolist(), distance.astype(str).tolist(), strict=True)
+            stream.write("".join(f"{i},{j},{value}\n" for i, j, value in lines).encode())
+    return count
+
+
+def _check_fits(matrix: Array, value: np.dtype[Any], suffix: str) -> None:
+    if value.kind == "f":
+        if matrix.dtype.itemsize > value.itemsize:
+            raise ValueError(f"{matrix.dtype.name} values do not fit the {value.name} of {suffix}")
+    elif matrix.size and (int(matrix.max()) > _INT32_MAX or int(matrix.min()) < -_INT32_MAX - 1):
+        raise ValueError(f"the index {int(np.abs(matrix).max())} does not fit the int32 of {suffix}")
