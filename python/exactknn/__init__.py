@@ -1,6 +1,6 @@
 """Exact k-nearest-neighbour search.
 
-    knn(query, reference, k), radius(query, reference, r)             (references in blocks: _large, _rows)
+    knn(query, reference, k), radius(query, reference, r)             (references in blocks: _stream)
         -> _arrays: row-major views in CPU memory, no copy where the layout allows
         -> _core:   the Rust core (GIL released, Ctrl-C answered), which tells _progress how far it is
         -> (distances, indices), or (indptr, indices, distances), as NumPy arrays
@@ -117,11 +117,11 @@ def knn(
     exclude_self = _whether_to_exclude_self(exclude_self, reference)
     if max_memory is not None or is_blocks(reference):
         # Files and threads, which no other search needs.
-        from exactknn import _large
+        from exactknn._stream.search import knn as knn_in_blocks
 
         most = None if max_memory is None else as_bytes(max_memory, "max_memory")
         with _progress.reporting(progress) as report:
-            return _large.knn(
+            return knn_in_blocks(
                 query,
                 reference,
                 count,

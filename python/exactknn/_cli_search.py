@@ -3,8 +3,8 @@
 ::
 
     headers checked --> outputs staged --+--> all vectors loaded ------> _core.knn ---+--> written, renamed into place
-                                         +--> --max-memory, --resume --> _large ------+
-                                                    now and then, and at Ctrl-C --> _checkpoint
+                                         +--> --max-memory, --resume --> _stream -----+
+                                                    now and then, and at Ctrl-C --> checkpoint
 
 What the two commands do not share is handed to `find`: how outputs are checked, and how neighbours are written.
 """
@@ -19,9 +19,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from exactknn import _core, _large, _rows
+from exactknn import _core
 from exactknn._arrays.matrix import as_pair
-from exactknn._checkpoint import Checkpoint
 from exactknn._command import (
     CommandError,
     check_apart,
@@ -45,6 +44,10 @@ from exactknn._io.outputs import (
 )
 from exactknn._io.paths import check_output_suffix, suffix_of
 from exactknn._io.vectors import VectorFile
+from exactknn._stream.checkpoint import Checkpoint
+from exactknn._stream.plan import Search, plan_blocks
+from exactknn._stream.rows import ArrayRows, FileRows, Rows
+from exactknn._stream.search import ResumableSearch
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -204,16 +207,16 @@ def _neighbours_in_blocks(
     queries = rows_of(query, stack)
     references = queries if reference is None else rows_of(reference, stack)
     exclude_self = _excludes_self(reference, arguments)
-    search = _large.Search(arguments.k, arguments.metric, arguments.p, exclude_self, arguments.threads)
+    search = Search(arguments.k, arguments.metric, arguments.p, exclude_self, arguments.threads)
     # What an archive holds had to be read already.
     held = sum(vectors.raw.nbytes for vectors in (query, reference) if vectors is not None and not vectors.is_mapped)
     keeps_state = arguments.resume is not None
     try:
-        plan = _large.plan(queries, references, search, arguments.max_memory, held=held, keeps_state=keeps_state)
+        plan = plan_blocks(queries, references, search, arguments.max_memory, held=held, keeps_state=keeps_state)
     except ValueError as error:
         raise CommandError(str(error).replace("max_memory", "--max-memory", 1)) from error
     with searching(arguments) as progress:
-        large = _large.LargeSearch(queries, references, search, plan)
+        large = ResumableSearch(queries, references, search, plan)
         if not keeps_state:
             return large.run(progress)
         checkpoint = Checkpoint(arguments.resume, _about(query, reference, arguments))
@@ -232,14 +235,14 @@ def _neighbours_in_blocks(
             raise
 
 
-def rows_of(vectors: VectorFile, stack: contextlib.ExitStack) -> _rows.Rows:
+def rows_of(vectors: VectorFile, stack: contextlib.ExitStack) -> Rows:
     """The rows of a file, to be read in blocks."""
     if vectors.offset is None:
-        return _rows.ArrayRows(vectors.raw, vectors.dtype, False)
-    return _rows.FileRows(vectors, stack.enter_context(open(vectors.source, "rb", buffering=0)))
+        return ArrayRows(vectors.raw, vectors.dtype, False)
+    return FileRows(vectors, stack.enter_context(open(vectors.source, "rb", buffering=0)))
 
 
-def _keep(checkpoint: Checkpoint, large: _large.LargeSearch) -> None:
+def _keep(checkpoint: Checkpoint, large: ResumableSearch) -> None:
     """Write the state; a search does not end because that fails."""
     try:
         checkpoint.write(large.state())

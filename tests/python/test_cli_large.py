@@ -14,19 +14,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from exactknn import _checkpoint, _core, _large, _rows, cli
+from exactknn import _core, cli
 from exactknn._io.outputs import write_neighbours
+from exactknn._stream.checkpoint import Checkpoint
+from exactknn._stream.search import ResumableSearch
 
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch, tmp_path):
     """Blocks and pieces of a few rows, a bound that counts rows only, a state after each block."""
-    monkeypatch.setattr(_large, "BLOCK_BYTES", 3000)
-    monkeypatch.setattr(_large, "LEAST_ROWS", 5)
-    monkeypatch.setattr(_large, "FIXED_BYTES", 0)
-    monkeypatch.setattr(_rows, "PIECE_BYTES", 700)
-    monkeypatch.setattr(_checkpoint, "SECONDS", 0.0)
-    monkeypatch.setattr(_checkpoint, "SHARE", 0)
+    monkeypatch.setattr("exactknn._stream.plan.BLOCK_BYTES", 3000)
+    monkeypatch.setattr("exactknn._stream.plan.LEAST_ROWS", 5)
+    monkeypatch.setattr("exactknn._stream.plan.FIXED_BYTES", 0)
+    monkeypatch.setattr("exactknn._stream.rows.PIECE_BYTES", 700)
+    monkeypatch.setattr("exactknn._stream.search.PIECE_BYTES", 700)
+    monkeypatch.setattr("exactknn._stream.checkpoint.SECONDS", 0.0)
+    monkeypatch.setattr("exactknn._stream.checkpoint.SHARE", 0)
     monkeypatch.chdir(tmp_path)
 
 
@@ -168,13 +171,13 @@ def test_an_archive_is_read_whole_where_it_fits_only(capsys, floats):
 def test_a_file_that_becomes_shorter_is_an_error_not_a_crash(capsys, monkeypatch, floats):
     save("r.fbin", floats)
     np.save("q.npy", floats[:9])
-    begin = _large.LargeSearch.run
+    begin = ResumableSearch.run
 
     def cut(*arguments):
         os.truncate("r.fbin", 2000)
         return begin(*arguments)
 
-    monkeypatch.setattr(_large.LargeSearch, "run", cut)
+    monkeypatch.setattr(ResumableSearch, "run", cut)
     arguments = ("--query", "q.npy", "--reference", "r.fbin", "-k", 2, "--output", "o.npz", "--max-memory", "1MB")
     assert refusal(capsys, *arguments) == "r.fbin: has become shorter while it was read"
     assert not own_threads()
@@ -187,7 +190,7 @@ def test_a_file_that_becomes_shorter_is_an_error_not_a_crash(capsys, monkeypatch
 def interrupt_after(monkeypatch):
     """Let Ctrl-C come after so many blocks."""
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
-    is_due = _checkpoint.Checkpoint.is_due
+    is_due = Checkpoint.is_due
 
     def after(count: int) -> None:
         seen = []
@@ -198,7 +201,7 @@ def interrupt_after(monkeypatch):
                 signal.raise_signal(signal.SIGINT)
             return is_due(checkpoint)
 
-        monkeypatch.setattr(_checkpoint.Checkpoint, "is_due", due)
+        monkeypatch.setattr(Checkpoint, "is_due", due)
 
     yield after
     signal.signal(signal.SIGINT, handler)
@@ -212,7 +215,7 @@ def interrupt_after(monkeypatch):
 def test_an_interrupted_search_goes_on_to_the_same_bytes(
     capsys, monkeypatch, floats, interrupt_after, bound, periodic, inputs
 ):
-    monkeypatch.setattr(_checkpoint, "SECONDS", 0.0 if periodic else 1e9)
+    monkeypatch.setattr("exactknn._stream.checkpoint.SECONDS", 0.0 if periodic else 1e9)
     save("r.fbin", floats)
     np.save("q.npy", floats[:200])
     arguments = (*inputs, "-k", 5, "--metric", "cosine")
@@ -250,7 +253,7 @@ def test_an_interrupt_while_the_result_is_written_loses_nothing(capsys, monkeypa
 
 def test_an_interrupt_before_the_first_block_leaves_nothing(capsys, monkeypatch, floats):
     save("r.fbin", floats)
-    monkeypatch.setattr(_large.LargeSearch, "_check_queries", lambda _: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(ResumableSearch, "_check_queries", lambda _: signal.raise_signal(signal.SIGINT))
     assert search("--query", "r.fbin", "-k", 5, "--output", "o.npz", "--max-memory", 40_000, "--resume", "state") == 130
     assert capsys.readouterr().err == "exactknn: interrupted\n"
     assert os.listdir() == ["r.fbin"]
@@ -404,7 +407,7 @@ def test_a_state_that_cannot_be_written_does_not_end_the_search(capsys, monkeypa
     def full(*arguments, **arrays):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(_checkpoint.np, "savez", full)
+    monkeypatch.setattr(np, "savez", full)
     assert search("--query", "r.fbin", "-k", 5, "--output", "o.ivecs", "--resume", "state") == 0
     lines = set(capsys.readouterr().err.splitlines())
     assert lines == {
@@ -422,8 +425,9 @@ def test_the_state_says_what_it_is_of(state):
 
 SLOW = """
 import sys
-from exactknn import _large, cli
-_large.BLOCK_BYTES = 1 << 18
+from exactknn import cli
+from exactknn._stream import plan
+plan.BLOCK_BYTES = 1 << 18
 sys.modules["tqdm"] = None
 sys.exit(cli.main(sys.argv[1:]))
 """

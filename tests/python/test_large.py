@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import exactknn
-from exactknn import _core, _large, _rows
+from exactknn import _core
 from exactknn._arrays.scalars import as_bytes
 
 METRICS = ("sqeuclidean", "euclidean", "cosine", "inner_product", "cityblock", "chebyshev", "minkowski")
@@ -25,10 +25,11 @@ METRICS = ("sqeuclidean", "euclidean", "cosine", "inner_product", "cityblock", "
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """Blocks and pieces of a few rows, and a bound that counts rows only."""
-    monkeypatch.setattr(_large, "BLOCK_BYTES", 3000)
-    monkeypatch.setattr(_large, "LEAST_ROWS", 5)
-    monkeypatch.setattr(_large, "FIXED_BYTES", 0)
-    monkeypatch.setattr(_rows, "PIECE_BYTES", 700)
+    monkeypatch.setattr("exactknn._stream.plan.BLOCK_BYTES", 3000)
+    monkeypatch.setattr("exactknn._stream.plan.LEAST_ROWS", 5)
+    monkeypatch.setattr("exactknn._stream.plan.FIXED_BYTES", 0)
+    monkeypatch.setattr("exactknn._stream.rows.PIECE_BYTES", 700)
+    monkeypatch.setattr("exactknn._stream.search.PIECE_BYTES", 700)
 
 
 @pytest.fixture
@@ -474,7 +475,7 @@ def test_progress_is_of_the_whole(tmp_path, most):
 
 
 def test_progress_of_an_iterable_is_known_for_a_list_only(slow_level, monkeypatch):
-    monkeypatch.setattr(_large, "BLOCK_BYTES", 1 << 19)
+    monkeypatch.setattr("exactknn._stream.plan.BLOCK_BYTES", 1 << 19)
     x, told, threads = rows(3000, 96), [], set()
 
     def tell(fraction):
@@ -492,7 +493,7 @@ def test_progress_of_an_iterable_is_known_for_a_list_only(slow_level, monkeypatc
 
 
 def test_what_progress_raises_stops_the_search_behind_an_iterable(slow_level, monkeypatch):
-    monkeypatch.setattr(_large, "BLOCK_BYTES", 1 << 23)
+    monkeypatch.setattr("exactknn._stream.plan.BLOCK_BYTES", 1 << 23)
     x = rows(8000, 96)
 
     def stop(fraction):
@@ -547,8 +548,8 @@ INTERRUPTED = """
 import sys, threading
 import numpy as np
 import exactknn
-from exactknn import _large
-_large.BLOCK_BYTES = 1 << 18
+from exactknn._stream import plan
+plan.BLOCK_BYTES = 1 << 18
 exactknn.set_simd_level("scalar")
 x = np.random.default_rng(0).standard_normal((40_000, 64)).astype("f4")
 np.save(sys.argv[1], x)

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from exactknn._io.errors import FileError
 from exactknn._io.npy import read_npz_array
 from exactknn._io.outputs import OutputFile
-from exactknn._large import LargeSearch, State
+from exactknn._stream.search import ResumableSearch, State
 
 SECONDS = 30.0
 """Time between two writings, at least."""
@@ -78,7 +78,7 @@ class Checkpoint:
         end = time.monotonic()
         self._due = end + max(SECONDS, SHARE * (end - start))
 
-    def restore(self, search: LargeSearch) -> bool:
+    def restore(self, search: ResumableSearch) -> bool:
         """Let the search go on from the file; False where there is none.
 
         Raises:

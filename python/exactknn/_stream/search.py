@@ -4,7 +4,7 @@
 
     for each block of queries, where not all of them fit        (one block when the references come once only)
         _core.BlockSearch(queries)
-        for each block of references  <── the next one is read, or made by an iterable, meanwhile (_rows)
+        for each block of references  <── the next one is read, or made by an iterable, meanwhile (rows)
             add ──> the k nearest so far      (between two blocks: state, a checkpoint)
         result ──> rows of (distances, indices)
 
@@ -15,7 +15,6 @@ of all rows are the k first of those of each part.
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -24,49 +23,25 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from exactknn import _core, _rows
-from exactknn._arrays.dtypes import Matrix, common_dtype, converted
+from exactknn import _core
+from exactknn._arrays.dtypes import Matrix, converted
 from exactknn._arrays.matrix import as_view, is_blocks
 from exactknn._neighbours import without_self
 from exactknn._progress import Report, part_of
+from exactknn._stream.plan import (
+    Plan,
+    Search,
+    check_shapes,
+    common_dtype_of,
+    plan_blocks,
+    value_dtype,
+)
+from exactknn._stream.rows import PIECE_BYTES, ArrayRows, Rows, Stream
 
-BLOCK_BYTES = 1 << 27
-"""Bytes of a block of references at most: larger ones take more memory and save no time."""
-BLOCK_WORK = 1 << 43
-"""Multiply-adds of a block of references with all queries at most: about what an interrupt may lose."""
-LEAST_ROWS = 1 << 12
-"""Rows of a block of references that are worth the hand-over from one block to the next."""
-LEAST_BYTES = 1 << 22
-"""The same for long rows."""
-FIXED_BYTES = 48 << 20
-"""What a search takes beside its blocks: candidates of the running tasks, packed queries, pieces of files."""
 _SECONDS = 0.04
 """Time between two reports while another thread searches, as the core's own."""
-_PACKED_BYTES = 4
-"""The filter's copy of a value: float32 at most."""
-_TERM_BYTES = 64
-"""Norms and the like that go with a packed row."""
-_CANDIDATE_BYTES = 32
-"""A neighbour that the core keeps, its rank in float64 and its row, before and after a block."""
 
 Array = npt.NDArray[Any]
-
-
-class Search(NamedTuple):
-    """What to look for."""
-
-    k: int
-    metric: str
-    p: float | None
-    exclude_self: bool
-    num_threads: int | None
-
-
-class Plan(NamedTuple):
-    """How many rows are looked at together."""
-
-    queries: int
-    references: int
 
 
 class State(NamedTuple):
@@ -84,18 +59,18 @@ class State(NamedTuple):
     indices: Array
 
 
-class LargeSearch:
+class ResumableSearch:
     """A search in blocks, which can be left between two of them and continued later.
 
     Args:
         queries: the queries.
-        references: what is searched; `_rows.Stream` where it can be gone through once only.
+        references: what is searched; `Stream` where it can be gone through once only.
         search: what to look for. Its ``k`` is at most the number of references, if that is known.
-        plan: from `plan`.
+        plan: from `plan_blocks`.
     """
 
-    def __init__(self, queries: _rows.Rows, references: _rows.Rows | _rows.Stream, search: Search, plan: Plan) -> None:
-        self.dtype_name = _common_dtype(queries, references)
+    def __init__(self, queries: Rows, references: Rows | Stream, search: Search, plan: Plan) -> None:
+        self.dtype_name = common_dtype_of(queries, references)
         self._queries = queries
         self._references = references
         self._search = search
@@ -104,7 +79,7 @@ class LargeSearch:
         # Query i of a block is not row i of the references, but of k + 1 neighbours one at most is the query itself.
         self.block_k = search.k + 1 if self._in_parts and search.exclude_self else search.k
         shape = (queries.rows if self._in_parts else 0, search.k)
-        self._distances = np.empty(shape, _value_dtype(self.dtype_name))
+        self._distances = np.empty(shape, value_dtype(self.dtype_name))
         self._indices = np.empty(shape, np.int64)
         # Together, so that an interrupt finds both or neither changed.
         self._at: tuple[int, _core.BlockSearch | None] = (0, None)
@@ -191,7 +166,7 @@ class LargeSearch:
             block = self._begin(first)
             self._at = (first, block)
         stop = min(first + self._plan.queries, self._queries.rows)
-        if isinstance(self._references, _rows.Stream):
+        if isinstance(self._references, Stream):
             self._add_behind(self._references, block, progress)
         else:
             with contextlib.closing(
@@ -221,7 +196,7 @@ class LargeSearch:
             p=self._search.p,
         )
 
-    def _add_behind(self, references: _rows.Stream, block: _core.BlockSearch, progress: Report | None) -> None:
+    def _add_behind(self, references: Stream, block: _core.BlockSearch, progress: Report | None) -> None:
         """Search each block on another thread while this one makes the next."""
         stopped, latest = threading.Event(), 0.0
 
@@ -261,7 +236,7 @@ class LargeSearch:
     def _check_queries(self) -> None:
         """Find a bad query now, and by its number among all, rather than when its block is searched."""
         dtype_name, start = self._queries.dtype_name, 0
-        step = max(1, _rows.PIECE_BYTES // max(1, self._queries.dimension * 8))
+        step = max(1, PIECE_BYTES // max(1, self._queries.dimension * 8))
         with contextlib.closing(self._queries.blocks(0, step, dtype_name)) as blocks:
             for block in blocks:
                 # A bfloat16 without its lower bits is not finite when its exponent is all ones.
@@ -298,11 +273,11 @@ def knn(
         if isinstance(reference, Generator):
             stack.callback(reference.close)
         queries = _array_rows(query, "query")
-        references: _rows.Rows | _rows.Stream
+        references: Rows | Stream
         if reference is None:
             references = queries
         elif is_blocks(reference):
-            references = _rows.Stream(reference, "reference")
+            references = Stream(reference, "reference")
         else:
             references = _array_rows(reference, "reference")
         if k is None:
@@ -311,100 +286,10 @@ def knn(
             k = max(references.rows - exclude_self, 0)
         search = Search(k, metric, p, exclude_self, num_threads)
         check_shapes(queries, references, search)
-        return LargeSearch(queries, references, search, plan(queries, references, search, max_memory)).run(progress)
+        plan = plan_blocks(queries, references, search, max_memory)
+        return ResumableSearch(queries, references, search, plan).run(progress)
 
 
-def check_shapes(queries: _rows.Rows, references: _rows.Rows | _rows.Stream, search: Search) -> None:
-    """Refuse what no rows can make good, in the words of the core.
-
-    Raises:
-        ValueError: the dimensions differ, or the references are known to be too few.
-    """
-    if references.dimension not in (None, queries.dimension):
-        raise ValueError(
-            "query and reference must have the same number of columns, "
-            f"got {queries.dimension} and {references.dimension}"
-        )
-    k, rows = search.k, references.rows
-    if rows is None:  # the core refuses at the end
-        return
-    if search.exclude_self and rows < queries.rows:
-        raise ValueError(
-            "the reference must begin with the queries when self is excluded: "
-            f"wanted at least {queries.rows} references, got {rows}"
-        )
-    if k > rows:
-        raise ValueError(f"k must be at most the number of references, got k={k} with {rows} references")
-    if search.exclude_self and k > 0 and k == rows:
-        raise ValueError(
-            f"k must be at most the number of references without the query itself, got k={k} with {rows} references"
-        )
-
-
-def plan(
-    queries: _rows.Rows,
-    references: _rows.Rows | _rows.Stream,
-    search: Search,
-    max_memory: int | None,
-    *,
-    held: int = 0,
-    keeps_state: bool = False,
-) -> Plan:
-    """Choose blocks with which the search keeps within ``max_memory`` bytes.
-
-    Args:
-        queries: the queries.
-        references: what is searched.
-        search: what to look for.
-        max_memory: bytes that may be taken beside what the caller holds already; None: no bound.
-        held: bytes of them that are taken already.
-        keeps_state: whether `LargeSearch.state` is going to be asked for.
-
-    Raises:
-        ValueError: not even the smallest blocks fit; says how many bytes are needed.
-    """
-    dtype_name = _common_dtype(queries, references)
-    n, k, dimension = queries.rows, search.k, queries.dimension
-    once = isinstance(references, _rows.Stream)
-    row = max(1, dimension * _rows.dtype_of(dtype_name).itemsize)
-    most = min(max(1, BLOCK_BYTES // row), max(LEAST_ROWS, BLOCK_WORK // max(1, n * dimension)))
-    if references.rows is not None:
-        most = min(most, max(1, references.rows))
-    if max_memory is None:
-        return Plan(max(1, n), most)
-
-    reference_bytes = references.buffers(dtype_name) * row + _PACKED_BYTES * dimension + _TERM_BYTES
-    result_bytes = np.dtype(np.int64).itemsize + _value_dtype(dtype_name).itemsize
-    candidate_bytes = _CANDIDATE_BYTES * (2 if keeps_state else 1)
-    query_bytes = (row if queries.buffers(dtype_name) else 0) + candidate_bytes * k
-    # The result of a part of the queries is copied to that of all; one more candidate may be the query itself.
-    part_bytes = query_bytes + candidate_bytes + result_bytes * (k + 1)
-
-    least = max(1, min(most, LEAST_ROWS, LEAST_BYTES // row))
-    fixed = FIXED_BYTES + held + n * k * result_bytes + least * reference_bytes
-    if fixed + n * query_bytes <= max_memory:
-        part, taken = max(1, n), n * query_bytes
-    elif not once and fixed + part_bytes <= max_memory:
-        parts = math.ceil(n / ((max_memory - fixed) // part_bytes))
-        part = math.ceil(n / parts)
-        taken = part * part_bytes
-    else:
-        needed = fixed + (n * query_bytes if once else min(n * query_bytes, part_bytes))
-        raise ValueError(
-            f"max_memory must be at least {needed} bytes for this search, got {max_memory}; "
-            f"its result alone, {n} queries with k={k}, takes {n * k * result_bytes}"
-        )
-    return Plan(part, min(most, least + (max_memory - fixed - taken) // reference_bytes))
-
-
-def _array_rows(values: Any, name: str) -> _rows.ArrayRows:
+def _array_rows(values: Any, name: str) -> ArrayRows:
     array, bfloat16 = as_view(values, name)
-    return _rows.ArrayRows(array, array.dtype.newbyteorder("="), bfloat16)
-
-
-def _common_dtype(queries: _rows.Rows, references: _rows.Rows | _rows.Stream) -> str:
-    return common_dtype(queries.dtype_name, references.dtype_name or queries.dtype_name)
-
-
-def _value_dtype(dtype_name: str) -> np.dtype[Any]:
-    return np.dtype(np.float64 if dtype_name == "float64" else np.float32)
+    return ArrayRows(array, array.dtype.newbyteorder("="), bfloat16)

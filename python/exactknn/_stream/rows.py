@@ -12,7 +12,7 @@ Pages of a mapped file count as memory of the process while they are in use. So 
 pages of an array that the caller has mapped are given back once they have been copied.
 
 An iterable is gone through by the calling thread: what it computes may depend on that, as the gradient mode of torch
-and connections to data bases do. There the search is what another thread does (`_large`).
+and connections to data bases do. There the search runs on another thread (`ResumableSearch`).
 """
 
 from __future__ import annotations
@@ -133,21 +133,21 @@ class ArrayRows(_CopiedRows):
         self._map = _map_of(array)
 
     def buffers(self, dtype_name: str) -> int:
-        return 0 if self._lies_ready(dtype_name) else 2
+        return 0 if self.is_zero_copy(dtype_name) else 2
 
     def blocks(self, start: int, step: int, dtype_name: str) -> Blocks:
-        if not self._lies_ready(dtype_name):
+        if not self.is_zero_copy(dtype_name):
             yield from super().blocks(start, step, dtype_name)
             return
         for at in range(start, self.rows, step):
             yield self._array[at : at + step]
 
     def take(self, start: int, stop: int, dtype_name: str) -> Array:
-        if self._lies_ready(dtype_name):
+        if self.is_zero_copy(dtype_name):
             return self._array[start:stop]
         return super().take(start, stop, dtype_name)
 
-    def _lies_ready(self, dtype_name: str) -> bool:
+    def is_zero_copy(self, dtype_name: str) -> bool:
         flags = self._array.flags
         return (
             self._map is None
