@@ -20,9 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from exactknn import _core, _retrieval
-from exactknn._evaluate import Confusion, Evaluation, PairSample, Task, confusions, pair_sample
-from exactknn._retrieval import Floats, Ints
+from exactknn import _core
+from exactknn._retrieval.evaluate import Evaluation
+from exactknn._retrieval.metrics import class_means, mean_of
+from exactknn._retrieval.pairs import Confusion, PairSample, confusions, pair_sample
+from exactknn._retrieval.task import Task
+from exactknn._retrieval.types import Floats, Ints
 
 WORST_CLASSES = 10
 CONFUSIONS = 15
@@ -48,7 +51,7 @@ def as_table(task: Task, evaluation: Evaluation) -> str:
         "",
         f"{'metric':<{width}}  {'value':>7}  {'queries':>9}  {'lone':>9}",
         *(
-            f"{name:<{width}}  {_retrieval.mean_of(values):>7.4f}  {counted:>9,}  {lone:>9,}"
+            f"{name:<{width}}  {mean_of(values):>7.4f}  {counted:>9,}  {lone:>9,}"
             for name, values in evaluation.values.items()
         ),
     ]
@@ -58,7 +61,7 @@ def as_table(task: Task, evaluation: Evaluation) -> str:
 def as_json(task: Task, evaluation: Evaluation) -> str:
     """The metrics and what they were computed of, as one JSON object; null stands for NaN."""
     counted, lone = _counted_and_lone(evaluation)
-    means = {name: _retrieval.mean_of(values) for name, values in evaluation.values.items()}
+    means = {name: mean_of(values) for name, values in evaluation.values.items()}
     facts = {
         "queries": len(task.query_class),
         "queries_counted": counted,
@@ -78,7 +81,7 @@ def per_class_csv(task: Task, evaluation: Evaluation) -> str:
     """One line a class of the queries, in the order of the labels; no value where its queries are lone."""
     number = len(task.classes)
     queries = np.bincount(task.query_class, minlength=number)
-    means = [_retrieval.class_means(values, task.query_class, number) for values in evaluation.values.values()]
+    means = [class_means(values, task.query_class, number) for values in evaluation.values.values()]
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(["class", "queries", *evaluation.values])
@@ -250,7 +253,7 @@ def _metrics_section(evaluation: Evaluation) -> str:
     counted, lone = _counted_and_lone(evaluation)
     rows = []
     for name, values in evaluation.values.items():
-        mean = _retrieval.mean_of(values)
+        mean = mean_of(values)
         shows = f"{_metric_name(name)}<small>{_what_it_shows(name)}</small>"
         rows.append([shows, _value(mean) + _bar(mean), f"{counted:,}"])
     left_out = (
@@ -362,7 +365,7 @@ def _worst_section(task: Task, evaluation: Evaluation, confused: Sequence[Confus
     title = "Worst classes"
     name, values = next(iter(evaluation.values.items()))
     queries = np.bincount(task.query_class, minlength=len(task.classes))
-    means = _retrieval.class_means(values, task.query_class, len(task.classes))
+    means = class_means(values, task.query_class, len(task.classes))
     scored = np.flatnonzero(~np.isnan(means))
     # Of equal ones the class with more queries first.
     worst = scored[np.lexsort((scored, -queries[scored], means[scored]))][:WORST_CLASSES]

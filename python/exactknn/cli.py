@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from exactknn import _cli_options, _groundtruth, _texts
-from exactknn._arrays.matrix import as_pair
+from exactknn._arrays.matrix import as_pair, first_row_not_finite
 from exactknn._command import (
     EXIT_BROKEN_PIPE,
     EXIT_FAILURE,
@@ -46,11 +46,13 @@ from exactknn._io.errors import FileError
 from exactknn._io.outputs import PAIR_SUFFIXES, write_pairs
 from exactknn._io.paths import check_output_suffix
 from exactknn._io.vectors import open_vectors
+from exactknn._retrieval.metrics import BUILT_IN
+from exactknn._retrieval.task import Task
 
 if TYPE_CHECKING:
-    from exactknn._evaluate import Evaluation, Task
     from exactknn._io.outputs import OutputFile
     from exactknn._io.vectors import VectorFile
+    from exactknn._retrieval.evaluate import Evaluation
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -283,15 +285,16 @@ def _search(arguments: argparse.Namespace) -> int:
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
-    from exactknn import _evaluate as evaluation
-    from exactknn import _report, _retrieval
+    from exactknn import _report
+    from exactknn._retrieval.evaluate import evaluate
+    from exactknn._retrieval.names import check_metrics
 
     check_exponent(arguments, "--distance", arguments.distance)
     if (arguments.reference is None) != (arguments.reference_labels is None):
         raise CommandError("--reference and --reference-labels go together, got only one of them")
-    metrics = list(dict.fromkeys(arguments.metrics or _retrieval.BUILT_IN))
+    metrics = list(dict.fromkeys(arguments.metrics or BUILT_IN))
     try:
-        evaluation.check_metrics(metrics)
+        check_metrics(metrics)
     except ValueError as error:
         raise CommandError(f"--metrics: {error}") from error
     try:
@@ -299,7 +302,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
             per_class, report = _open_reports(arguments, stack)
             task = _task(arguments)
             with searching(arguments) as progress:
-                scores = evaluation.evaluate(
+                scores = evaluate(
                     task,
                     metrics,
                     arguments.k,
@@ -340,8 +343,6 @@ def _open_reports(arguments: argparse.Namespace, stack: contextlib.ExitStack) ->
 
 def _task(arguments: argparse.Namespace) -> Task:
     """Read the files, whose headers are checked before the values of any is touched."""
-    from exactknn import _evaluate
-
     query = open_vectors(arguments.embeddings)
     reference = None if arguments.reference is None else open_vectors(arguments.reference)
     if query.rows == 0:
@@ -353,11 +354,11 @@ def _task(arguments: argparse.Namespace) -> Task:
         reference_labels = _labels(arguments.reference_labels, "--reference-labels", reference)
     rows = as_pair(query.load(), None if reference is None else reference.load())
     for path, array in ((arguments.embeddings, rows.query), (arguments.reference, rows.reference)):
-        row = None if array is None else _evaluate.first_row_not_finite(array)
+        row = None if array is None else first_row_not_finite(array)
         if row is not None:
             raise CommandError(f"{path}: row {row} holds a NaN or an infinity; wanted finite values")
     try:
-        return _evaluate.Task.of(rows, labels, reference_labels, arguments.distance, arguments.p)
+        return Task.of(rows, labels, reference_labels, arguments.distance, arguments.p)
     except ValueError as error:
         files = [path for path in (arguments.labels, arguments.reference_labels) if path is not None]
         raise CommandError(f"{', '.join(files)}: {error}") from error

@@ -17,7 +17,7 @@ import torch
 from torch import tensor
 
 import exactknn.evaluation.accuracy as accuracy
-from exactknn import _retrieval
+from exactknn._retrieval import engine
 from exactknn.compat import accuracy_calculator as compat
 from exactknn.distances import CosineSimilarity, DotProductSimilarity, LpDistance, SNRDistance
 from exactknn.evaluation import (
@@ -62,7 +62,7 @@ def squared(**options):
 def make(request, monkeypatch):
     """A calculator that gets its hits from neighbours, from the core's ranks, or from blocks of torch's search."""
     if request.param != "neighbours":
-        monkeypatch.setattr(_retrieval, "ranks_pay", lambda *_: True)
+        monkeypatch.setattr("exactknn._retrieval.engine.ranks_pay", lambda *_: True)
     if request.param == "torch":
         return partial(AccuracyCalculator, knn_func=squared(backend="torch", batch_size=2))
     return AccuracyCalculator
@@ -233,7 +233,7 @@ def test_more_neighbours_asked_for_than_there_are_references():
 
 @pytest.mark.parametrize("by_rank", [True, False])
 def test_tied_references_count_in_the_order_of_their_rows(monkeypatch, by_rank):
-    monkeypatch.setattr(_retrieval, "ranks_pay", lambda *_: by_rank)
+    monkeypatch.setattr("exactknn._retrieval.engine.ranks_pay", lambda *_: by_rank)
     # Forty references at one place, one of them relevant: it has the rank of its row.
     names = ("mean_average_precision", "mean_reciprocal_rank", "recall_at_1")
     query, reference = torch.ones(1, 3), torch.ones(40, 3)
@@ -425,11 +425,11 @@ def test_the_neighbour_matrix_is_not_formed_for_all_neighbours(monkeypatch):
 
 
 def test_neighbours_are_asked_for_where_they_are_fewer_than_the_relevant_references():
-    assert _retrieval.ranks_pay(129, np.full(7, 129))
-    assert not _retrieval.ranks_pay(128, np.full(7, 1))
-    assert not _retrieval.ranks_pay(129, np.full(7, 130))
-    assert not _retrieval.ranks_pay(200, np.array([0, 0, 601]))
-    assert _retrieval.ranks_pay(201, np.array([0, 0, 603]))
+    assert engine.ranks_pay(129, np.full(7, 129))
+    assert not engine.ranks_pay(128, np.full(7, 1))
+    assert not engine.ranks_pay(129, np.full(7, 130))
+    assert not engine.ranks_pay(200, np.array([0, 0, 601]))
+    assert engine.ranks_pay(201, np.array([0, 0, 603]))
 
 
 class WithClusters(AccuracyCalculator):
@@ -461,7 +461,7 @@ def test_ranks_are_those_of_the_search_with_any_distance(monkeypatch, distance, 
     arguments = (reference[:40], labels[:40], reference, labels, own)
     results = []
     for by_rank in (False, True):
-        monkeypatch.setattr(_retrieval, "ranks_pay", lambda *_, by_rank=by_rank: by_rank)
+        monkeypatch.setattr("exactknn._retrieval.engine.ranks_pay", lambda *_, by_rank=by_rank: by_rank)
         results.append(AccuracyCalculator(include=names, knn_func=CustomKNN(distance)).get_accuracy(*arguments))
     assert results[0] == results[1]
 
@@ -566,19 +566,19 @@ def test_blocks_of_any_size_give_the_same(monkeypatch, comparison, by_rank, back
         label_comparison_fn=comparison,
         knn_func=squared(backend=backend),
     )
-    monkeypatch.setattr(_retrieval, "ranks_pay", lambda *_: by_rank)
+    monkeypatch.setattr("exactknn._retrieval.engine.ranks_pay", lambda *_: by_rank)
     for arguments in (
         (reference, labels),
         (reference[:33], labels[:33], reference[33:], labels[33:]),
         (reference[:33].clone(), labels[:33], reference, labels, True),
     ):
         monkeypatch.undo()
-        monkeypatch.setattr(_retrieval, "ranks_pay", lambda *_: by_rank)
+        monkeypatch.setattr("exactknn._retrieval.engine.ranks_pay", lambda *_: by_rank)
         wanted = calculator.get_accuracy(*arguments)
         for size in (1, 17, 200):
-            monkeypatch.setattr(_retrieval, "BLOCK_ELEMENTS", size)
-            monkeypatch.setattr(_retrieval, "VOTES_AT_ONCE", size)
-            monkeypatch.setattr(_retrieval, "_BLOCK_RANKS", size)
+            monkeypatch.setattr("exactknn._arrays.blocks.BLOCK_ELEMENTS", size)
+            monkeypatch.setattr("exactknn._retrieval.votes.VOTES_AT_ONCE", size)
+            monkeypatch.setattr("exactknn._retrieval.engine._BLOCK_RANKS", size)
             assert calculator.get_accuracy(*arguments) == wanted
 
 
@@ -1298,7 +1298,7 @@ def test_votes_at_infinite_distance_weigh_the_same(knn_func):
 
 @pytest.mark.parametrize("at_once", [1, 40, 1000])
 def test_votes_counted_in_parts(monkeypatch, at_once):
-    monkeypatch.setattr(_retrieval, "VOTES_AT_ONCE", at_once)
+    monkeypatch.setattr("exactknn._retrieval.votes.VOTES_AT_ONCE", at_once)
     embeddings, labels = column(*range(12)), tensor([7, 7, 5, 5, 5, 7, 3, 3, 7, 3, 9, 3])
     found = AccuracyCalculator(include=("knn_accuracy_at_4",)).get_accuracy(embeddings, labels)
     # Rows 3, 4, 7, 9 and 11 of the eleven that are not lone; row 2 loses to the nearer of two classes with two votes.

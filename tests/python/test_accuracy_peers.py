@@ -12,7 +12,7 @@ from pytorch_metric_learning.utils.inference import CustomKNN as PMLCustomKNN
 from sklearn.metrics import ndcg_score
 from sklearn.neighbors import KNeighborsClassifier
 
-from exactknn import _retrieval
+from exactknn._retrieval.votes import Vote
 from exactknn.distances import CosineSimilarity
 from exactknn.evaluation import AccuracyCalculator, CustomKNN, knn_vote_metric, ndcg_metric
 
@@ -45,7 +45,7 @@ def problem(seed):
 @pytest.mark.parametrize("by_rank", [True, False])
 @pytest.mark.parametrize("seed", range(200))
 def test_values_of_pytorch_metric_learning(monkeypatch, seed, by_rank):
-    monkeypatch.setattr(_retrieval, "ranks_pay", lambda *_: by_rank)
+    monkeypatch.setattr("exactknn._retrieval.engine.ranks_pay", lambda *_: by_rank)
     arguments, available = problem(seed)
     reference_labels = arguments[3] if len(arguments) > 2 else arguments[1]
     counts = (arguments[1][:, None] == reference_labels).sum(1) - int(len(arguments) != 4)
@@ -96,7 +96,7 @@ def by_definition(relevance, count, k):
 @pytest.mark.parametrize("seed", range(60))
 def test_values_by_definition_with_any_comparison(monkeypatch, seed, by_rank):
     # Whole numbers: many ties and copies of rows. Comparisons may have a direction, or deny a label itself.
-    monkeypatch.setattr(_retrieval, "ranks_pay", lambda *_: by_rank)
+    monkeypatch.setattr("exactknn._retrieval.engine.ranks_pay", lambda *_: by_rank)
     generator = np.random.default_rng(seed)
     n, m, columns = generator.integers(1, 14), generator.integers(0, 18), (2,) if seed % 4 == 3 else ()
     compare = (None, torch.lt, near, first_and_other)[seed % 4]
@@ -125,7 +125,7 @@ def test_values_by_definition_with_any_comparison(monkeypatch, seed, by_rank):
 @pytest.mark.parametrize("k", [1, 3, 10])
 @pytest.mark.parametrize("by_rank", [True, False])
 def test_values_of_torchmetrics_and_scikit_learn(monkeypatch, k, by_rank):
-    monkeypatch.setattr(_retrieval, "ranks_pay", lambda *_: by_rank)
+    monkeypatch.setattr("exactknn._retrieval.engine.ranks_pay", lambda *_: by_rank)
     generator = torch.manual_seed(4)
     query, labels = torch.randn(50, 3, generator=generator), torch.randint(0, 6, (50,), generator=generator)
     reference, reference_labels = torch.randn(70, 3, generator=generator), torch.arange(70) % 5
@@ -216,7 +216,7 @@ def test_the_nearest_class_wins_a_tie_of_votes():
 def test_weights_of_votes_where_distances_are_infinite_or_missing():
     # The first class is nearest, the second has two votes; what has no distance has no weight beside what has one.
     classes = np.array([[0, 1, 1]])
-    vote = _retrieval.Vote(3, 0.07)
+    vote = Vote(3, 0.07)
     for values, wanted in (
         ([1.0, 1.0, 1.0], 1),
         ([1.0, 1.0, math.inf], 0),

@@ -16,11 +16,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from exactknn import _evaluate, _report, _retrieval
+from exactknn import _report
 from exactknn._arrays.matrix import as_pair
+from exactknn._retrieval.evaluate import evaluate as evaluate_task
+from exactknn._retrieval.metrics import BUILT_IN, mean_of
+from exactknn._retrieval.names import known_metrics
+from exactknn._retrieval.pairs import confusions, pair_sample
+from exactknn._retrieval.task import Task
 from exactknn.cli import main
 
-BUILT_IN = tuple(_retrieval.BUILT_IN)
 OTHERS = (
     "precision_at_3",
     "recall_at_3",
@@ -53,11 +57,11 @@ MEANS = {
 }
 
 
-def task_of(query, labels, reference=None, reference_labels=None, distance="sqeuclidean", p=None) -> _evaluate.Task:
+def task_of(query, labels, reference=None, reference_labels=None, distance="sqeuclidean", p=None) -> Task:
     rows = as_pair(query, reference)
     labels = np.asarray(labels)
     others = None if reference_labels is None else np.asarray(reference_labels)
-    return _evaluate.Task.of(rows, labels, others, distance, p)
+    return Task.of(rows, labels, others, distance, p)
 
 
 def value_of_one(metric: str, relevance: np.ndarray, count: int, k: int, winner) -> float:
@@ -113,18 +117,18 @@ def by_definition(query, labels, reference, reference_labels, exclude_self, metr
 
 
 def test_the_worked_example():
-    evaluation = _evaluate.evaluate(task_of(POINTS, CLASSES), BUILT_IN)
+    evaluation = evaluate_task(task_of(POINTS, CLASSES), BUILT_IN)
     assert list(evaluation.values) == list(BUILT_IN)
     for name, values in evaluation.values.items():
         np.testing.assert_allclose(values, PER_QUERY[name], rtol=1e-15)
-        assert _retrieval.mean_of(values) == pytest.approx(MEANS[name], rel=1e-15)
+        assert mean_of(values) == pytest.approx(MEANS[name], rel=1e-15)
     assert evaluation.counted.tolist() == [True] * 5 + [False]
     assert (evaluation.k, evaluation.cut_short) == (5, [])
 
 
 def test_the_worked_example_with_one_neighbour():
-    evaluation = _evaluate.evaluate(task_of(POINTS, CLASSES), BUILT_IN, k=1)
-    means = {name: _retrieval.mean_of(values) for name, values in evaluation.values.items()}
+    evaluation = evaluate_task(task_of(POINTS, CLASSES), BUILT_IN, k=1)
+    means = {name: mean_of(values) for name, values in evaluation.values.items()}
     assert means == {
         "mean_average_precision": 0.6,
         "mean_average_precision_at_r": 0.6,
@@ -133,7 +137,7 @@ def test_the_worked_example_with_one_neighbour():
         "r_precision": 0.8,
     }
     assert evaluation.cut_short == ["mean_average_precision_at_r", "r_precision"]
-    assert _evaluate.evaluate(task_of(POINTS, CLASSES), BUILT_IN, k="max").k == 2
+    assert evaluate_task(task_of(POINTS, CLASSES), BUILT_IN, k="max").k == 2
 
 
 @pytest.mark.parametrize("path", ["neighbours", "ranks", "neighbours in blocks", "ranks in blocks"])
@@ -141,12 +145,12 @@ def test_the_worked_example_with_one_neighbour():
 @pytest.mark.parametrize("k", ["all", "max", 4])
 def test_values_are_those_of_the_definitions_on_every_path(monkeypatch, path, with_reference, k):
     if path.startswith("ranks"):
-        monkeypatch.setattr(_retrieval, "ranks_pay", lambda *_: True)
+        monkeypatch.setattr("exactknn._retrieval.engine.ranks_pay", lambda *_: True)
     else:
-        monkeypatch.setattr(_retrieval, "ranks_pay", lambda *_: False)
+        monkeypatch.setattr("exactknn._retrieval.engine.ranks_pay", lambda *_: False)
     if path.endswith("blocks"):
-        monkeypatch.setattr(_evaluate, "BLOCK_ELEMENTS", 300)
-        monkeypatch.setattr(_retrieval, "_BLOCK_RANKS", 100)
+        monkeypatch.setattr("exactknn._arrays.blocks.BLOCK_ELEMENTS", 300)
+        monkeypatch.setattr("exactknn._retrieval.engine._BLOCK_RANKS", 100)
     random = np.random.default_rng(7)
     # Small whole numbers: many equal distances and copies of rows.
     query = random.integers(0, 4, size=(70, 3)).astype(np.float32)
@@ -156,7 +160,7 @@ def test_values_are_those_of_the_definitions_on_every_path(monkeypatch, path, wi
         reference = random.integers(0, 4, size=(90, 3)).astype(np.float32)
         reference_labels = random.integers(2, 9, size=90)
     task = task_of(query, labels, *((reference, reference_labels) if with_reference else ()))
-    evaluation = _evaluate.evaluate(task, [*BUILT_IN, *OTHERS], k, details=True)
+    evaluation = evaluate_task(task, [*BUILT_IN, *OTHERS], k, details=True)
     most = int(evaluation.relevant_counts.max())
     expected = by_definition(
         query,
@@ -190,9 +194,9 @@ def test_values_are_those_of_the_calculator(k):
     query, reference = random.normal(size=(90, 4)).astype(np.float32), random.normal(size=(400, 4)).astype(np.float32)
     labels, reference_labels = random.integers(0, 9, size=90), random.integers(1, 9, size=400)
     names = [*BUILT_IN, *OTHERS]
-    evaluation = _evaluate.evaluate(task_of(query, labels, reference, reference_labels), names, k)
+    evaluation = evaluate_task(task_of(query, labels, reference, reference_labels), names, k)
     calculator = AccuracyCalculator(include=tuple(names), k={"all": None, "max": "max_bin_count"}.get(k, k))
-    means = {name: _retrieval.mean_of(values) for name, values in evaluation.values.items()}
+    means = {name: mean_of(values) for name, values in evaluation.values.items()}
     expected = calculator.get_accuracy(query, labels, reference, reference_labels)
     assert {name: pytest.approx(value, rel=1e-12) for name, value in means.items()} == expected
 
@@ -203,38 +207,38 @@ def test_ranks_and_neighbours_agree_in_every_distance(monkeypatch, distance, dty
     random = np.random.default_rng(3)
     query, labels = random.normal(size=(60, 5)).astype(dtype), random.integers(0, 5, size=60)
     task = task_of(query, labels, distance=distance, p=3 if distance == "minkowski" else None)
-    monkeypatch.setattr(_retrieval, "ranks_pay", lambda *_: False)
-    neighbours = _evaluate.evaluate(task, BUILT_IN).values
-    monkeypatch.setattr(_retrieval, "ranks_pay", lambda *_: True)
-    ranks = _evaluate.evaluate(task, BUILT_IN).values
+    monkeypatch.setattr("exactknn._retrieval.engine.ranks_pay", lambda *_: False)
+    neighbours = evaluate_task(task, BUILT_IN).values
+    monkeypatch.setattr("exactknn._retrieval.engine.ranks_pay", lambda *_: True)
+    ranks = evaluate_task(task, BUILT_IN).values
     for name in BUILT_IN:
         np.testing.assert_array_equal(neighbours[name], ranks[name])
-        assert 0 < _retrieval.mean_of(ranks[name]) < 1
+        assert 0 < mean_of(ranks[name]) < 1
 
 
 def test_infinite_distances_have_equal_votes():
     # Squares beyond float64: all distances are infinite, and the lowest row comes first.
     rows = np.array([[1e200], [-1e200], [3e200], [-3e200]])
-    evaluation = _evaluate.evaluate(task_of(rows, [0, 1, 1, 0]), ["knn_softmax_accuracy_at_3"])
+    evaluation = evaluate_task(task_of(rows, [0, 1, 1, 0]), ["knn_softmax_accuracy_at_3"])
     assert evaluation.values["knn_softmax_accuracy_at_3"].tolist() == [0, 0, 0, 0]
 
 
 def test_nothing_is_searched_when_every_query_is_lone(monkeypatch):
-    monkeypatch.setattr(_evaluate, "_core", None)
-    evaluation = _evaluate.evaluate(task_of(POINTS, range(6)), [*BUILT_IN, *OTHERS], details=True)
+    monkeypatch.setattr("exactknn._retrieval.evaluate._core", None)
+    evaluation = evaluate_task(task_of(POINTS, range(6)), [*BUILT_IN, *OTHERS], details=True)
     assert all(np.isnan(values).all() for values in evaluation.values.values())
     assert not evaluation.counted.any()
 
 
 @pytest.mark.parametrize("path", ["neighbours", "ranks"])
 def test_the_finished_fraction_never_falls_and_ends_at_one(monkeypatch, path):
-    monkeypatch.setattr(_retrieval, "ranks_pay", lambda *_: path == "ranks")
-    monkeypatch.setattr(_evaluate, "BLOCK_ELEMENTS", 3000)
-    monkeypatch.setattr(_retrieval, "_BLOCK_RANKS", 500)
+    monkeypatch.setattr("exactknn._retrieval.engine.ranks_pay", lambda *_: path == "ranks")
+    monkeypatch.setattr("exactknn._arrays.blocks.BLOCK_ELEMENTS", 3000)
+    monkeypatch.setattr("exactknn._retrieval.engine._BLOCK_RANKS", 500)
     random = np.random.default_rng(3)
     task = task_of(random.normal(size=(200, 5)), np.arange(200) % 10)
     told: list[float] = []
-    _evaluate.evaluate(task, [*BUILT_IN, "knn_accuracy_at_5"], progress=told.append)
+    evaluate_task(task, [*BUILT_IN, "knn_accuracy_at_5"], progress=told.append)
     assert told == sorted(told) and told[-1] == 1.0 and len(told) > 5
 
 
@@ -292,23 +296,23 @@ def test_all_pairs_of_a_small_set_are_measured(with_reference):
     same = labels[:, None] == reference_labels
     itself = np.zeros_like(same) if with_reference else np.eye(30, dtype=bool)
     for wanted, mask in ((True, same & ~itself), (False, ~same)):
-        sample = _evaluate.pair_sample(task, same_class=wanted)
+        sample = pair_sample(task, same_class=wanted)
         assert (sample.total, sample.measured, sample.drawn) == (mask.sum(), mask.sum(), False)
         np.testing.assert_allclose(np.sort(sample.values), np.sort(distances[mask]), rtol=1e-12)
 
 
 def test_of_many_pairs_a_sample_is_drawn_that_does_not_change(monkeypatch):
-    monkeypatch.setattr(_evaluate, "PAIRS_AT_MOST", 500)
-    monkeypatch.setattr(_evaluate, "BLOCK_ELEMENTS", 64)
+    monkeypatch.setattr("exactknn._retrieval.pairs.PAIRS_AT_MOST", 500)
+    monkeypatch.setattr("exactknn._arrays.blocks.BLOCK_ELEMENTS", 64)
     labels = np.arange(400) % 4
     rows = (labels * 1000.0 + np.arange(400) / 400)[:, None]  # classes far apart, no two rows equal
     task = task_of(rows, labels, distance="euclidean")
-    same, other = (_evaluate.pair_sample(task, same_class=wanted) for wanted in (True, False))
+    same, other = (pair_sample(task, same_class=wanted) for wanted in (True, False))
     assert (same.total, same.measured, same.drawn) == (400 * 99, 500, True)
     assert (other.total, other.measured, other.drawn) == (400 * 300, 500, True)
     assert same.values.min() > 0 and same.values.max() < 1
     assert other.values.min() > 998
-    again = _evaluate.pair_sample(task, same_class=True)
+    again = pair_sample(task, same_class=True)
     np.testing.assert_array_equal(again.values, same.values)
 
 
@@ -328,7 +332,7 @@ def test_of_many_pairs_a_sample_is_drawn_that_does_not_change(monkeypatch):
 )
 def test_pairs_are_measured_in_the_distance_of_the_search(distance, p, value):
     task = task_of([[2.0, 3.0], [5.0, 7.0]], [1, 1], distance=distance, p=p)
-    np.testing.assert_allclose(_evaluate.pair_sample(task, same_class=True).values, [value, value], rtol=1e-12)
+    np.testing.assert_allclose(pair_sample(task, same_class=True).values, [value, value], rtol=1e-12)
 
 
 def test_confusions_come_most_frequent_first():
@@ -336,13 +340,13 @@ def test_confusions_come_most_frequent_first():
     points = np.array([[0.0], [10], [20], [30], [0.1], [0.15], [9.9], [9.85], [20.1], [20.15], [1000]])
     labels = list("aaaabbbbccz")
     task = task_of(points, labels)
-    evaluation = _evaluate.evaluate(task, BUILT_IN, details=True)
+    evaluation = evaluate_task(task, BUILT_IN, details=True)
     names = [
         (str(task.classes[pair.query_class]), str(task.classes[pair.nearest_class]), pair.count)
-        for pair in _evaluate.confusions(task, evaluation, 10)
+        for pair in confusions(task, evaluation, 10)
     ]
     assert names == [("a", "b", 2), ("a", "c", 2)]
-    assert len(_evaluate.confusions(task, evaluation, 1)) == 1
+    assert len(confusions(task, evaluation, 1)) == 1
 
 
 # --- the command ---------------------------------------------------------------------------------------------------
@@ -728,9 +732,9 @@ def test_the_page_shows_the_numbers(example):
 
 
 def test_every_metric_is_explained():
-    metrics = [name.replace("<k>", "3") for name in _evaluate.known_metrics()]
+    metrics = [name.replace("<k>", "3") for name in known_metrics()]
     task = task_of(np.arange(8.0)[:, None], [0, 0, 1, 1, 0, 0, 1, 1])
-    text = _report.page(task, _evaluate.evaluate(task, metrics, details=True), {"embeddings": "rows.npy"})
+    text = _report.page(task, evaluate_task(task, metrics, details=True), {"embeddings": "rows.npy"})
     explained = re.findall(r"<code>([a-z_0-9<>]+?)</code><small>([^<]+\.)</small>", text)
     assert [name.replace("<wbr>", "") for name, _ in explained] == metrics
     assert len(metrics) == 12
@@ -813,13 +817,13 @@ EDGES = {
 def test_the_page_of_unusual_sets(kind):
     rows, labels, words = EDGES[kind]
     task = task_of(rows, labels)
-    evaluation = _evaluate.evaluate(task, [*BUILT_IN, *OTHERS], details=True)
+    evaluation = evaluate_task(task, [*BUILT_IN, *OTHERS], details=True)
     text = _report.page(task, evaluation, {"embeddings": "e.npy"})
     shown = re.sub("<[^>]*>", "", text)
     assert words in shown
     assert "nan" not in shown and not re.search(r'="[^"]*(nan|inf)[^"]*"', text)
     page = Page(text)
     assert [row[1] for row in page.tables["Metrics"][1:]] == [
-        "undefined" if kind in ("all lone", "one row") else f"{_retrieval.mean_of(values):.4f}"
+        "undefined" if kind in ("all lone", "one row") else f"{mean_of(values):.4f}"
         for values in evaluation.values.values()
     ]

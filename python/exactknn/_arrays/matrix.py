@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from exactknn._arrays.blocks import small_blocks
 from exactknn._arrays.dtypes import DTYPES, Matrix, common_dtype, converted
 
 # DLPack's numbers for memory that the CPU can read: plain, and pinned for CUDA or ROCm.
@@ -120,6 +121,15 @@ def is_blocks(values: Any) -> bool:
     if hasattr(values, "__array__") or hasattr(values, "__dlpack__"):
         return False
     return hasattr(values, "__iter__") and not hasattr(values, "__getitem__")
+
+
+def first_row_not_finite(rows: npt.NDArray[Any]) -> int | None:
+    """The first row with a NaN or an infinity, or None."""
+    for start, stop in small_blocks(*rows.shape):
+        bad = np.flatnonzero(~np.isfinite(rows[start:stop]).all(axis=1))
+        if bad.size:
+            return start + int(bad[0])
+    return None
 
 
 def _imported(values: Any, name: str) -> tuple[npt.NDArray[Any], bool]:

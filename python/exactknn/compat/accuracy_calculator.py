@@ -15,8 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from exactknn import _retrieval
-from exactknn._retrieval import Hits
+from exactknn._retrieval import metrics
+from exactknn._retrieval.hits import Hits
+from exactknn._retrieval.metrics import (
+    average_precision,
+    average_precision_at_r,
+    class_means,
+    mean_of,
+    reciprocal_rank,
+)
 from exactknn.evaluation import accuracy as _accuracy
 from exactknn.evaluation._relevance import Classes, Compared, codes_among
 
@@ -92,14 +99,14 @@ def maybe_get_avg_of_avgs(
     """Mean of the values, mean of the class means, or the class means in ascending order of the labels."""
     values = accuracy_per_sample.detach().cpu().double().numpy()
     if not (avg_of_avgs or return_per_class):
-        return _retrieval.mean_of(values)
+        return mean_of(values)
     labels = sample_labels.squeeze(1) if sample_labels.ndim > 1 else sample_labels
     classes = Classes(labels)
-    means = _retrieval.class_means(values, classes.codes, len(classes))
+    means = class_means(values, classes.codes, len(classes))
     if return_per_class:
         listed: list[float] = means.tolist()
         return listed
-    return _retrieval.mean_of(means)
+    return mean_of(means)
 
 
 def precision_at_k(
@@ -126,7 +133,7 @@ def r_precision(
 ) -> float | list[float]:
     """Precision among as many neighbours as there are relevant references."""
     hits = _hits(knn_labels, gt_labels, ref_includes_query, label_counts, label_comparison_fn)
-    return _reported(_retrieval.r_precision(hits), gt_labels, avg_of_avgs, return_per_class)
+    return _reported(metrics.r_precision(hits), gt_labels, avg_of_avgs, return_per_class)
 
 
 def mean_average_precision(
@@ -141,7 +148,7 @@ def mean_average_precision(
 ) -> float | list[float]:
     """Sum of the precisions at the relevant ranks over the relevant references, with ``at_r`` only the first ``R``."""
     hits = _hits(knn_labels, gt_labels, ref_includes_query, label_counts, label_comparison_fn)
-    values = _retrieval.average_precision_at_r(hits) if at_r else _retrieval.average_precision(hits)
+    values = average_precision_at_r(hits) if at_r else average_precision(hits)
     return _reported(values, gt_labels, avg_of_avgs, return_per_class)
 
 
@@ -155,7 +162,7 @@ def mean_reciprocal_rank(
     """One over the rank of the nearest relevant reference, 0 where there is none."""
     relevance = label_comparison_fn(gt_labels, knn_labels).cpu().numpy()
     ones = torch.ones(len(relevance), dtype=torch.long).numpy()
-    values = _retrieval.reciprocal_rank(Hits.from_relevance(relevance, ones))
+    values = reciprocal_rank(Hits.from_relevance(relevance, ones))
     return _reported(values, gt_labels, avg_of_avgs, return_per_class)
 
 

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from exactknn import _retrieval
+from exactknn._arrays.blocks import small_blocks
 from exactknn._arrays.scalars import as_count
-from exactknn._retrieval import Floats
+from exactknn._retrieval.types import Floats
 from exactknn.evaluation._support import check_finite, same_memory
 
 # Largest difference between a query and its own reference row, relative to the row's largest magnitude.
@@ -126,9 +126,8 @@ def _check_own_rows(query: Tensor, query_labels: Tensor, reference: Tensor, refe
         raise ValueError(
             f"reference must begin with the {n} query rows when ref_includes_query is set, got {len(reference)} rows"
         )
-    step = max(1, _retrieval.BLOCK_ELEMENTS // max(query.shape[1], 1))
-    for start in range(0, n, step):
-        rows, own = query[start : start + step], reference[:n][start : start + step]
+    for start, stop in small_blocks(n, query.shape[1]):
+        rows, own = query[start:stop], reference[start:stop]
         if rows.shape[1] == 0 or same_memory(rows, own):
             continue
         wrong = (rows - own).abs().amax(dim=1) > _SAME_ROW * rows.abs().amax(dim=1)

@@ -17,8 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from exactknn import _retrieval
-from exactknn._retrieval import Bools, Groups, Hits, Ints
+from exactknn._arrays.blocks import small_blocks
+from exactknn._retrieval.engine import blocks_of_ranks
+from exactknn._retrieval.groups import Groups
+from exactknn._retrieval.hits import Hits
+from exactknn._retrieval.types import Bools, Ints
 
 Comparison = Callable[[Any, Any], Any]
 
@@ -99,7 +102,7 @@ class Codes:
 
     def groups(self) -> Iterator[tuple[int, int, Groups]]:
         groups = Groups.of_codes(self._classes.codes, self._reference_codes, len(self._classes))
-        for start, stop in _retrieval.blocks_of_ranks(self.relevant_counts):
+        for start, stop in blocks_of_ranks(self.relevant_counts):
             yield start, stop, groups.part(start, stop)
 
 
@@ -117,11 +120,11 @@ class Compared:
         self._query_labels = query_labels
         self._reference_labels = reference_labels
         self._comparison = comparison
-        m, step = len(reference_labels), max(1, _retrieval.BLOCK_ELEMENTS // max(len(reference_labels), 1))
+        m = len(reference_labels)
         counts = torch.zeros(len(classes), dtype=torch.int64, device="cpu")
-        for start in range(0, len(classes), step):
-            block = classes.labels[start : start + step]
-            counts[start : start + step] = self._compare(block.unsqueeze(1), reference_labels, (len(block), m)).sum(1)
+        for start, stop in small_blocks(len(classes), m):
+            block = classes.labels[start:stop]
+            counts[start:stop] = self._compare(block.unsqueeze(1), reference_labels, (len(block), m)).sum(1)
         own = torch.zeros(1, device="cpu")
         if own_included:
             own = self._compare(classes.labels, classes.labels, (len(classes),))
@@ -146,9 +149,7 @@ class Compared:
 
     def groups(self) -> Iterator[tuple[int, int, Groups]]:
         n, m = len(self._query_labels), len(self._reference_labels)
-        step = max(1, _retrieval.BLOCK_ELEMENTS // max(m, 1))
-        for start in range(0, n, step):
-            stop = min(start + step, n)
+        for start, stop in small_blocks(n, m):
             rows = self._query_labels[start:stop].unsqueeze(1)
             queries, columns = self._compare(rows, self._reference_labels, (stop - start, m)).numpy().nonzero()
             yield start, stop, Groups.of_pairs(queries, columns, stop - start)
@@ -156,10 +157,7 @@ class Compared:
 
 def row_blocks(indices: Tensor) -> Iterator[tuple[int, int, Tensor]]:
     """Start, stop and the rows of ``(n, k)`` neighbours between them, so many that a mask of them is small."""
-    n, k = indices.shape
-    step = max(1, _retrieval.BLOCK_ELEMENTS // max(k, 1))
-    for start in range(0, n, step):
-        stop = min(start + step, n)
+    for start, stop in small_blocks(*indices.shape):
         yield start, stop, indices[start:stop]
 
 

@@ -25,9 +25,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from exactknn import _retrieval
 from exactknn._arrays.scalars import as_count
-from exactknn._retrieval import BUILT_IN, Floats, Hits, Ints, Metric
+from exactknn._retrieval import engine
+from exactknn._retrieval.hits import Hits
+from exactknn._retrieval.metrics import BUILT_IN, UP_TO_RELEVANT, Metric, class_means, mean_of, values_of
+from exactknn._retrieval.names import NUMBERED_NAMES, is_name, metric_named, vote_named
+from exactknn._retrieval.types import Floats, Ints
 from exactknn.distances import LpDistance
 from exactknn.distances.base import autocast_off
 from exactknn.evaluation import knn as _knn
@@ -212,7 +215,7 @@ class AccuracyCalculator:
                 raise TypeError(f"{argument} must be a tuple or list of metric names, got {type(names).__name__}")
             for name in names:
                 if not self._is_known(name):
-                    known = ", ".join((*sorted(self._fixed_names()), *_retrieval.NUMBERED_NAMES))
+                    known = ", ".join((*sorted(self._fixed_names()), *NUMBERED_NAMES))
                     raise ValueError(f"{argument} must name metrics among {known}; got {name!r}")
 
     def description(self) -> str:
@@ -228,7 +231,7 @@ class AccuracyCalculator:
     def _is_known(self, name: Any) -> bool:
         if not isinstance(name, str):
             return False
-        return name in self._fixed_names() or _retrieval.is_name(name)
+        return name in self._fixed_names() or is_name(name)
 
     def _default_names(self) -> tuple[str, ...]:
         names = self._fixed_names()
@@ -253,7 +256,7 @@ class AccuracyCalculator:
                 raise TypeError(f"custom_metrics[{name!r}] must be a RetrievalMetric, got {type(metric).__name__}")
             if not isinstance(name, str):
                 raise TypeError(f"custom_metrics must have strings as names, got {type(name).__name__}")
-            if name in taken or _retrieval.is_name(name):
+            if name in taken or is_name(name):
                 raise ValueError(f"custom_metrics must have names of their own, {name!r} is a metric already")
         return dict(custom_metrics)
 
@@ -282,7 +285,7 @@ class AccuracyCalculator:
         return functools.partial(self._from_kwargs, name)
 
     def _retrieval_metric(self, name: str) -> RetrievalMetric | None:
-        vote = _retrieval.vote_named(name)
+        vote = vote_named(name)
         return self.custom_metrics.get(name) if vote is None else vote_metric(vote)
 
     # --- metrics as methods: for subclasses, and with arguments made by hand ----------------------------------------
@@ -365,7 +368,7 @@ class AccuracyCalculator:
         known = codes >= 0
         counted = counted & known
         relevant_counts = np.where(counted, (counts.cpu().long() - own.cpu().long()).numpy()[codes], 0)
-        ranked = _retrieval.metric_named(name)
+        ranked = metric_named(name)
         if ranked is not None:
             values = ranked.values(Hits.from_relevance(relevance, relevant_counts))
             return self._average(values, codes, len(labels), counted)
@@ -389,10 +392,10 @@ class AccuracyCalculator:
         """What is reported of one value per query, of those that are counted."""
         values = np.where(counted, values, math.nan)
         if not (self.avg_of_avgs or self.return_per_class):
-            return _retrieval.mean_of(values)
-        means = _retrieval.class_means(values, codes, number)
+            return mean_of(values)
+        means = class_means(values, codes, number)
         if self.avg_of_avgs:
-            return _retrieval.mean_of(means)
+            return mean_of(means)
         listed = np.unique(codes[counted]) if counted.any() else slice(None)
         means_listed: list[float] = means[listed].tolist()
         return means_listed
@@ -496,7 +499,7 @@ class _Run:
         self.custom: dict[str, RetrievalMetric] = {}
         self.methods: list[str] = []
         for name in names:
-            ranked, custom = _retrieval.metric_named(name), calculator._retrieval_metric(name)
+            ranked, custom = metric_named(name), calculator._retrieval_metric(name)
             if not calculator._is_ours(name):
                 self.methods.append(name)
             elif ranked is not None:
@@ -579,7 +582,7 @@ class _Run:
         by_rank = (
             _searches_reference_alone(self.calculator.knn_func)
             and for_ranks > for_given
-            and _retrieval.ranks_pay(for_ranks, relevant_counts)
+            and engine.ranks_pay(for_ranks, relevant_counts)
         )
         return _Needs(resolved, for_ranks, for_given if by_rank else max(for_given, for_ranks), by_rank)
 
@@ -593,7 +596,7 @@ class _Run:
         else:
             blocks = hit_blocks(relevance, indices[:, : needs.for_ranks])
         for start, stop, hits in blocks:
-            for name, found in _retrieval.values_of(self.ranked, hits, needs.resolved).items():
+            for name, found in values_of(self.ranked, hits, needs.resolved).items():
                 values[name][start:stop] = found
         return values
 
@@ -619,7 +622,7 @@ class _Run:
 
     def _warn_of_small_k(self, most: int) -> None:
         k = self.calculator.k
-        affected = [name for name in _retrieval.UP_TO_RELEVANT if name in self.names]
+        affected = [name for name in UP_TO_RELEVANT if name in self.names]
         if isinstance(k, int) and k < most and affected:
             _LOGGER.warning(
                 "k=%d is below the largest number of relevant references, %d: %s looks at %d neighbours only. "

@@ -24,9 +24,12 @@ import torch
 from torch import Tensor
 
 from exactknn import Index, _core
+from exactknn._arrays.blocks import BLOCK_ELEMENTS, rows_in
 from exactknn._arrays.matrix import as_matrix
 from exactknn._arrays.scalars import as_count, as_flag
-from exactknn._retrieval import BLOCK_ELEMENTS, Groups, Ints, ranks_of
+from exactknn._retrieval.engine import ranks_of
+from exactknn._retrieval.groups import Groups
+from exactknn._retrieval.types import Ints
 from exactknn.distances import LpDistance
 from exactknn.distances.base import result_dtype
 from exactknn.evaluation import _device
@@ -421,7 +424,7 @@ def torch_blocks(
 ) -> Iterator[tuple[int, int, Tensor]]:
     """``(start, stop, indices)`` of consecutive queries, as a call of ``knn_func`` would return them all."""
     k = _checked(knn_func.distance, query, k, reference, exclude_self)
-    step = knn_func.batch_size or max(1, BLOCK_ELEMENTS // max(len(reference), 1))
+    step = knn_func.batch_size or rows_in(BLOCK_ELEMENTS, len(reference))
     for start in range(0, len(query), step):
         block = query[start : start + step]
         _, indices = _torch_search(knn_func.distance, block, k, reference, exclude_self, None, first_row=start)

@@ -17,8 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from exactknn import _retrieval
+from exactknn._arrays.blocks import small_blocks
 from exactknn._arrays.scalars import as_count, as_real
+from exactknn._retrieval.votes import VOTES_AT_ONCE, Vote
 from exactknn.evaluation._relevance import Classes
 
 WEIGHTS = ("uniform", "softmax")
@@ -181,10 +182,10 @@ def knn_vote_metric(k: int, *, weights: str = "uniform", temperature: float = 0.
     temperature = as_real(temperature, "temperature")
     if not temperature > 0:
         raise ValueError(f"temperature must be above 0, got {temperature:g}")
-    return vote_metric(_retrieval.Vote(k, temperature if weights == "softmax" else None))
+    return vote_metric(Vote(k, temperature if weights == "softmax" else None))
 
 
-def vote_metric(vote: _retrieval.Vote) -> RetrievalMetric:
+def vote_metric(vote: Vote) -> RetrievalMetric:
     """1 where the class that wins this vote is relevant to the query, else 0."""
     return RetrievalMetric(_VoteIsRight(vote), neighbors=vote.k)
 
@@ -199,7 +200,7 @@ def _given(inputs: RetrievalInputs, name: str) -> Tensor:
 
 @dataclass(frozen=True)
 class _VoteIsRight:
-    vote: _retrieval.Vote
+    vote: Vote
 
     def __call__(self, inputs: RetrievalInputs) -> Tensor:
         labels, relevance = _given(inputs, "knn_labels"), _given(inputs, "relevance")
@@ -208,7 +209,7 @@ class _VoteIsRight:
             return torch.zeros(n, dtype=torch.float64, device="cpu")
         distances = None if self.vote.temperature is None else _given(inputs, "knn_distances")
         winners = np.empty(n, np.int64)
-        step = max(1, _retrieval.VOTES_AT_ONCE // k)
+        step = max(1, VOTES_AT_ONCE // k)
         for start in range(0, n, step):
             part = slice(start, start + step)
             # Numbered within a block: classes are compared within a row only.
@@ -229,9 +230,7 @@ class _Ndcg:
         k = min(neighbours.shape[1], m - int(inputs.ref_includes_query)) if m else 0
         discount = 1.0 / torch.log2(torch.arange(2, k + 2, dtype=torch.float64, device="cpu"))
         ndcg = torch.full((n,), math.nan, dtype=torch.float64, device="cpu")
-        step = max(1, _retrieval.BLOCK_ELEMENTS // max(m, 1))
-        for start in range(0, n, step):
-            stop = min(start + step, n)
+        for start, stop in small_blocks(n, m):
             rows = query[start:stop].unsqueeze(1)
             found = self._gains(rows, neighbours[start:stop, :k], (stop - start, k))
             gains = self._gains(rows, reference.unsqueeze(0), (stop - start, m))

@@ -1,0 +1,71 @@
+"""Votes of the nearest neighbours for the class of a query."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from exactknn._arrays.blocks import blocks, rows_in
+from exactknn._retrieval.types import Floats, Ints
+
+# Votes counted together, each of some 200 bytes on the way.
+VOTES_AT_ONCE = 1 << 19
+
+
+def vote_blocks(n: int, k: int) -> Iterator[tuple[int, int]]:
+    """Yield ``(start, stop)`` of blocks of ``n`` queries whose ``k`` votes each are counted together."""
+    return blocks(n, rows_in(VOTES_AT_ONCE, k))
+
+
+@dataclass(frozen=True)
+class Vote:
+    """The vote of the first ``k`` neighbours for the class of a query."""
+
+    k: int
+    temperature: float | None = None
+    """Of the weights ``exp(similarity / temperature)``, a distance being a negative similarity; ``None``: all equal."""
+
+    def winners(self, classes: Ints, values: npt.NDArray[Any] | None) -> Ints:
+        """Column of the nearest member of the class that wins, ``(n,)``.
+
+        Args:
+            classes: class of each neighbour, ``(n, c)``, nearest first, ``c`` at least 1; the first ``k`` vote.
+            values: distances or similarities of these neighbours, ``(n, c)``; not looked at where votes are equal.
+        """
+        columns = np.empty(len(classes), np.int64)
+        for start, stop in vote_blocks(*classes.shape):
+            part = slice(start, stop), slice(self.k)
+            weights = None if self.temperature is None or values is None else _weights(values[part], self.temperature)
+            columns[part[0]] = _vote(classes[part], weights)
+        return columns
+
+
+def _weights(values: npt.NDArray[Any], temperature: float) -> Floats:
+    # Nearest first, whichever way the values run: only how far they are behind the nearest counts. Infinite ones are
+    # equal, and what has no distance is behind all others.
+    wide = values.astype(np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        behind = np.where(wide == wide[:, :1], 0.0, np.abs(wide - wide[:, :1])) / temperature
+    weights: Floats = np.exp(-np.where(np.isnan(behind), np.inf, behind))
+    return weights
+
+
+def _vote(classes: Ints, weights: Floats | None) -> Ints:
+    """Column of the nearest member of the class with most votes; of classes with equal votes the nearest."""
+    n, k = classes.shape
+    order = np.argsort(classes, axis=1, kind="stable")
+    ordered = np.take_along_axis(classes, order, axis=1)
+    starts = np.ones((n, k), dtype=bool)
+    starts[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+    party = np.cumsum(starts.ravel()) - 1
+    cast = None if weights is None else np.take_along_axis(weights, order, axis=1).ravel()
+    votes = np.bincount(party, weights=cast)
+    rows, columns = np.nonzero(starts)
+    totals = np.full((n, k), -np.inf)
+    totals[rows, order[rows, columns]] = votes
+    winner: Ints = totals.argmax(axis=1)
+    return winner
