@@ -665,9 +665,9 @@ def test_a_lost_connection_ends_nothing_under_nohup(tmp_path, floats):
     np.save(tmp_path / "q.npy", floats)
     script = (
         "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); os.kill(os.getpid(), signal.SIGHUP); "
-        "from exactknn import _cli_search, cli; old = _cli_search.run; "
-        "_cli_search.run = lambda arguments: (os.kill(os.getpid(), signal.SIGHUP), old(arguments))[1]; "
-        "sys.exit(cli.main())"
+        "from exactknn.cli import main, search; old = search.run; "
+        "search.run = lambda arguments: (os.kill(os.getpid(), signal.SIGHUP), old(arguments))[1]; "
+        "sys.exit(main())"
     )
     words = ["search", "--query", "q.npy", "-k", "3", "--output", "o.npz"]
     done = subprocess.run([sys.executable, "-c", script, *words], cwd=tmp_path, capture_output=True, timeout=50)

@@ -242,10 +242,10 @@ def test_an_interrupt_while_the_result_is_written_loses_nothing(capsys, monkeypa
     save("r.fbin", floats)
     arguments = ("--query", "r.fbin", "-k", 5, "--output", "o.npz", "--max-memory", 40_000, "--resume", "state")
     write = write_neighbours
-    monkeypatch.setattr("exactknn._cli_search.write_neighbours", lambda *_: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr("exactknn.cli.search.write_neighbours", lambda *_: signal.raise_signal(signal.SIGINT))
     assert search(*arguments) == 130
     assert sorted(os.listdir()) == ["r.fbin", "state"]
-    monkeypatch.setattr("exactknn._cli_search.write_neighbours", write)
+    monkeypatch.setattr("exactknn.cli.search.write_neighbours", write)
     assert search(*arguments) == 0
     assert search("--query", "r.fbin", "-k", 5, "--output", "whole.npz") == 0
     assert Path("o.npz").read_bytes() == Path("whole.npz").read_bytes()

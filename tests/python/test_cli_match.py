@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 import exactknn
-from exactknn import _match, _progress, cli
+from exactknn import _progress, cli
 from exactknn._io.outputs import Pairs, write_pairs
+from exactknn.cli import match
 
 WITHOUT_TQDM = "import sys; sys.modules['tqdm'] = None; from exactknn.cli import main; sys.exit(main())"
 COMMAND = [sys.executable, "-m", "exactknn"]
@@ -140,22 +141,22 @@ def test_blocks_and_threads_do_not_show(tmp_path, rows, monkeypatch, among_thems
 
     whole = [written(1, suffix) for suffix in (".csv", ".npz")]
     for cells, pairs, queries, lines in ((1, 1, 1, 1), (700, 20, 16, 7), (2000, 10**9, 50, 10**6)):
-        monkeypatch.setattr(_match, "_FIRST_CELLS", cells)
-        monkeypatch.setattr(_match, "_BLOCK_PAIRS", pairs)
-        monkeypatch.setattr(_match, "_BLOCK_QUERIES", queries)
+        monkeypatch.setattr("exactknn.cli.match._FIRST_CELLS", cells)
+        monkeypatch.setattr("exactknn.cli.match._BLOCK_PAIRS", pairs)
+        monkeypatch.setattr("exactknn.cli.match._BLOCK_QUERIES", queries)
         monkeypatch.setattr("exactknn._io.outputs._LINES", lines)
         assert [written(2, suffix) for suffix in (".csv", ".npz")] == whole
 
 
 def test_progress_goes_up_over_all_blocks(tmp_path, rows, monkeypatch):
     np.save(tmp_path / "q.npy", rows)
-    monkeypatch.setattr(_match, "_BLOCK_QUERIES", 30)
+    monkeypatch.setattr("exactknn.cli.match._BLOCK_QUERIES", 30)
     seen: list[float] = []
     for among_themselves in (True, False):
         seen.clear()
         for block in range(5):
             part = _progress.part_of(
-                seen.append, *(_match._share(row, 150, among_themselves) for row in (30 * block, 30 * block + 30))
+                seen.append, *(match._share(row, 150, among_themselves) for row in (30 * block, 30 * block + 30))
             )
             assert part is not None
             part(0.5)

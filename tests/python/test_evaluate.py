@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from exactknn import _report
 from exactknn._arrays.matrix import as_pair
 from exactknn._retrieval.evaluate import evaluate as evaluate_task
 from exactknn._retrieval.metrics import BUILT_IN, mean_of
@@ -24,6 +23,8 @@ from exactknn._retrieval.names import known_metrics
 from exactknn._retrieval.pairs import confusions, pair_sample
 from exactknn._retrieval.task import Task
 from exactknn.cli import main
+from exactknn.cli.figures import _up
+from exactknn.cli.page import page as page_text
 
 OTHERS = (
     "precision_at_3",
@@ -734,7 +735,7 @@ def test_the_page_shows_the_numbers(example):
 def test_every_metric_is_explained():
     metrics = [name.replace("<k>", "3") for name in known_metrics()]
     task = task_of(np.arange(8.0)[:, None], [0, 0, 1, 1, 0, 0, 1, 1])
-    text = _report.page(task, evaluate_task(task, metrics, details=True), {"embeddings": "rows.npy"})
+    text = page_text(task, evaluate_task(task, metrics, details=True), {"embeddings": "rows.npy"})
     explained = re.findall(r"<code>([a-z_0-9<>]+?)</code><small>([^<]+\.)</small>", text)
     assert [name.replace("<wbr>", "") for name, _ in explained] == metrics
     assert len(metrics) == 12
@@ -762,7 +763,7 @@ def test_the_figures_are_described_and_their_points_are_the_curve(example):
     assert points == [("1", "0.8000"), ("2", "0.8000"), ("5", "1.0000")]
     # On an axis from 0.8 to 1 the first point lies on its lower end and the last on its upper.
     heights = [float(height) for height in re.findall(r'<circle [^>]*cy="([\d.]+)"', figures[0])]
-    assert heights == [_report._up(0), _report._up(0), _report._up(1)]
+    assert heights == [_up(0), _up(0), _up(1)]
     assert "The axis begins at 0.8." in page.texts["figcaption"][0]
 
 
@@ -818,7 +819,7 @@ def test_the_page_of_unusual_sets(kind):
     rows, labels, words = EDGES[kind]
     task = task_of(rows, labels)
     evaluation = evaluate_task(task, [*BUILT_IN, *OTHERS], details=True)
-    text = _report.page(task, evaluation, {"embeddings": "e.npy"})
+    text = page_text(task, evaluation, {"embeddings": "e.npy"})
     shown = re.sub("<[^>]*>", "", text)
     assert words in shown
     assert "nan" not in shown and not re.search(r'="[^"]*(nan|inf)[^"]*"', text)

@@ -1,12 +1,8 @@
-"""What the commands of the command line share: their errors, what they print, and the files they read and write.
+"""Files that the commands read and write, checked in the words of the command line.
 
 ::
 
-    arguments --open_inputs--> VectorFile ---+                    +--> stage: OutputFile --put_in_place--> whole files
-                  |                          +--> the command ----+
-                  |                                   |           +--> searching: progress
-                  +----------- CommandError ----------+--> one line on stderr, exit code
-
+    paths --open_inputs--> VectorFile --> the command --> stage: OutputFile --put_in_place--> whole files
 """
 
 from __future__ import annotations
@@ -15,58 +11,16 @@ import argparse
 import contextlib
 import itertools
 import math
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from exactknn._io.outputs import OutputFile
 from exactknn._io.paths import same_file, source_of
-from exactknn._io.vectors import open_vectors
-
-if TYPE_CHECKING:
-    from exactknn._io.outputs import OutputFile
-    from exactknn._io.vectors import VectorFile
-    from exactknn._progress import Report
-
-EXIT_FAILURE = 1
-"""Nothing wrong with what was asked, but it could not be done: no memory, a full disk, a bug."""
-EXIT_REFUSED = 2
-"""The arguments or one of the files cannot be used."""
-EXIT_BROKEN_PIPE = 128 + 13
-"""Nobody reads the output any more; the code a shell reports for SIGPIPE."""
-
-
-class CommandError(Exception):
-    """The command cannot go on; the text is the line to print."""
-
-    def __init__(self, message: str, exit_code: int = EXIT_REFUSED) -> None:
-        """Keep the text on one line, whatever it was made of."""
-        super().__init__(" ".join(message.split()))
-        self.exit_code = exit_code
-
-
-def say(message: str) -> None:
-    """Print a line with a path in it, which stdout may be unable to encode."""
-    try:
-        print(message)
-    except UnicodeEncodeError:
-        print(message.encode("ascii", "backslashreplace").decode())
-
-
-def complain(message: str) -> None:
-    """Print a line on stderr, where there is one."""
-    if sys.stderr is None:  # closed by the caller; print would fall back to stdout
-        return
-    with contextlib.suppress(OSError):
-        print(f"exactknn: {message}", file=sys.stderr, flush=True)
-
-
-def check_exponent(arguments: argparse.Namespace, option: str, metric: str) -> None:
-    """Refuse ``--p`` with another metric than its own."""
-    if arguments.p is not None and metric != "minkowski":
-        raise CommandError(f"--p is for {option} minkowski only, got {option} {metric}")
+from exactknn._io.vectors import VectorFile, open_vectors
+from exactknn.cli.console import CommandError
+from exactknn.cli.options import check_exponent
 
 
 def open_inputs(arguments: argparse.Namespace, most_bytes: float = math.inf) -> tuple[VectorFile, VectorFile | None]:
@@ -131,20 +85,3 @@ def put_in_place(outputs: Sequence[OutputFile]) -> None:
 def common_dtype(query: VectorFile, reference: VectorFile | None) -> Any:
     """Return the type that holds the values of both files exactly, as `as_pair` chooses it."""
     return query.dtype if reference is None else np.promote_types(query.dtype, reference.dtype)
-
-
-@contextlib.contextmanager
-def searching(arguments: argparse.Namespace) -> Iterator[Report | None]:
-    """Show progress where it is wanted, and put what the core refuses into the words of the command line."""
-    from exactknn import _progress
-
-    shown = arguments.progress
-    if shown is None:
-        shown = sys.stderr is not None and sys.stderr.isatty()
-    with _progress.reporting(bool(shown)) as progress:
-        try:
-            yield progress
-        except (ValueError, TypeError) as error:
-            raise CommandError(str(error)) from error
-        except RuntimeError as error:
-            raise CommandError(f"this is a bug in exactknn, please report it: {error}", EXIT_FAILURE) from error

@@ -1,22 +1,17 @@
-"""What ``exactknn evaluate`` shows: a table, JSON, a CSV file of classes, and one HTML page.
+"""The HTML page of ``exactknn evaluate``.
 
-    Task, Evaluation --+--> as_table, as_json, per_class_csv: text
-                       +--> page: sections of tables and SVG figures --> one HTML text
+    Task, Evaluation --> sections of tables and SVG figures --> one HTML text
 
-The page stands alone: its style and figures are in it, it runs no script and asks no other host for anything. The same
-evaluation gives the same text, so it holds no date. Whatever comes from a file or a path is escaped.
+The page stands alone: its style and figures are in it, it runs no script and loads nothing from another host. The same
+evaluation gives the same text, so it holds no date. Text from a file or a path is escaped.
 """
 
 from __future__ import annotations
 
-import csv
 import html
-import io
-import json
 import math
 import os
 from collections.abc import Mapping, Sequence, Set
-from typing import Any
 
 import numpy as np
 
@@ -26,101 +21,12 @@ from exactknn._retrieval.metrics import class_means, mean_of
 from exactknn._retrieval.pairs import Confusion, PairSample, confusions, pair_sample
 from exactknn._retrieval.task import Task
 from exactknn._retrieval.types import Floats, Ints
+from exactknn.cli.figures import axis_words, curve, histogram, span
+from exactknn.cli.report import class_name, classes, count, counted_and_lone, subject
 
 WORST_CLASSES = 10
 CONFUSIONS = 15
-
-_LONE = "lone: queries without a reference of their class; they are left out of every metric"
-_BINS = 50
-# An axis is no narrower than this share of the values on it, or their texts would be one; nor than a width of which
-# float64 has no fifth.
-_NARROWEST = 1e-5
-_SMALLEST = 1e-300
 _LABEL_LENGTH = 60
-
-
-# --- text ----------------------------------------------------------------------------------------------------------
-
-
-def as_table(task: Task, evaluation: Evaluation) -> str:
-    """The metrics as lines of text."""
-    counted, lone = _counted_and_lone(evaluation)
-    width = max(map(len, evaluation.values))
-    lines = [
-        f"{_subject(task)}; {_distance_name(task)}, {_count(evaluation.k, 'neighbour', 'neighbours')}",
-        "",
-        f"{'metric':<{width}}  {'value':>7}  {'queries':>9}  {'lone':>9}",
-        *(
-            f"{name:<{width}}  {mean_of(values):>7.4f}  {counted:>9,}  {lone:>9,}"
-            for name, values in evaluation.values.items()
-        ),
-    ]
-    return "\n".join([*lines, "", _LONE])
-
-
-def as_json(task: Task, evaluation: Evaluation) -> str:
-    """The metrics and what they were computed of, as one JSON object; null stands for NaN."""
-    counted, lone = _counted_and_lone(evaluation)
-    means = {name: mean_of(values) for name, values in evaluation.values.items()}
-    facts = {
-        "queries": len(task.query_class),
-        "queries_counted": counted,
-        "queries_lone": lone,
-        "classes": len(np.unique(task.query_class)),
-        "references": len(task.reference),
-        "reference_is_query": task.excludes_self,
-        "distance": task.distance,
-        "p": task.p,
-        "neighbours": evaluation.k,
-        "metrics": {name: None if math.isnan(mean) else mean for name, mean in means.items()},
-    }
-    return json.dumps(facts, indent=2)
-
-
-def per_class_csv(task: Task, evaluation: Evaluation) -> str:
-    """One line a class of the queries, in the order of the labels; no value where its queries are lone."""
-    number = len(task.classes)
-    queries = np.bincount(task.query_class, minlength=number)
-    means = [class_means(values, task.query_class, number) for values in evaluation.values.values()]
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(["class", "queries", *evaluation.values])
-    for code in np.flatnonzero(queries):
-        values = (float(mean[code]) for mean in means)
-        writer.writerow([_name(task, code), queries[code], *("" if math.isnan(value) else value for value in values)])
-    return stream.getvalue()
-
-
-def _counted_and_lone(evaluation: Evaluation) -> tuple[int, int]:
-    counted = int(evaluation.counted.sum())
-    return counted, len(evaluation.counted) - counted
-
-
-def _subject(task: Task) -> str:
-    queries = f"{_count(len(task.query_class), 'query', 'queries')} of {_classes(len(np.unique(task.query_class)))}"
-    if task.excludes_self:
-        return f"{queries}, each against {_count(task.candidates, 'other', 'others')}"
-    return f"{queries} against {_count(len(task.reference), 'reference', 'references')}"
-
-
-def _count(number: int, one: str, many: str) -> str:
-    return f"{number:,} {one if number == 1 else many}"
-
-
-def _classes(number: int) -> str:
-    return _count(number, "class", "classes")
-
-
-def _distance_name(task: Task) -> str:
-    return task.distance if task.p is None else f"{task.distance} with p = {task.p:g}"
-
-
-def _name(task: Task, code: int | np.integer[Any]) -> str:
-    return str(task.classes[code].item())
-
-
-# --- page ----------------------------------------------------------------------------------------------------------
-
 _WHAT_IT_SHOWS = {
     "precision_at_1": "How often the nearest reference is of the same class.",
     "r_precision": "If a class has R references, the first R neighbours should be these: the share that is.",
@@ -149,7 +55,6 @@ _DISTANCE_WORDS = {
     "chebyshev": "Chebyshev distance",
     "minkowski": "Minkowski distance",
 }
-
 _STYLE = """
 :root { color-scheme: light dark; --paper: #ffffff; --ink: #1c2128; --soft: #59626e; --line: #dde1e6;
   --blue: #1d5fa6; --orange: #b4500b; --track: #eaedf1; }
@@ -230,7 +135,7 @@ def page(task: Task, evaluation: Evaluation, files: Mapping[str, str]) -> str:
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">",
             f"<title>{title}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n<header>",
-            f"<h1>{title}</h1>\n<p>{_subject(task)}.</p>",
+            f"<h1>{title}</h1>\n<p>{subject(task)}.</p>",
             _facts(task, evaluation, files),
             "</header>",
             *sections,
@@ -250,14 +155,14 @@ def _facts(task: Task, evaluation: Evaluation, files: Mapping[str, str]) -> str:
 
 
 def _metrics_section(evaluation: Evaluation) -> str:
-    counted, lone = _counted_and_lone(evaluation)
+    counted, lone = counted_and_lone(evaluation)
     rows = []
     for name, values in evaluation.values.items():
         mean = mean_of(values)
         shows = f"{_metric_name(name)}<small>{_what_it_shows(name)}</small>"
         rows.append([shows, _value(mean) + _bar(mean), f"{counted:,}"])
     left_out = (
-        f"{_count(lone, 'query is', 'queries are')} lone: without a reference of their class, so that nothing could be "
+        f"{count(lone, 'query is', 'queries are')} lone: without a reference of their class, so that nothing could be "
         "found for them. They are left out of every metric."
         if lone
         else "No query is lone: each has a reference of its class."
@@ -292,15 +197,15 @@ def _curves_section(evaluation: Evaluation) -> str:
     shown = [k for k in (1, 2, 5, 10, 20, 50) if k < 0.8 * len(number)] + [len(number)]
     figures = (
         _figure(
-            _curve("Recall at k", number, [recall], shown),
+            curve("Recall at k", number, [recall], shown),
             "<b>Recall@k.</b> How often at least one of the first k neighbours is of the same class."
-            + _axis_words([recall]),
+            + axis_words([recall]),
         ),
         _figure(
-            _curve("Precision at k", number, [precision, best], shown),
+            curve("Precision at k", number, [precision, best], shown),
             '<b>Precision@k.</b> <span class="key"></span>Share of the first k neighbours that are of the same '
             'class. <span class="key two"></span>The most that is possible: a class with fewer than k references '
-            "cannot fill them." + _axis_words([precision, best]),
+            "cannot fill them." + axis_words([precision, best]),
         ),
     )
     rows = [
@@ -342,11 +247,11 @@ def _pairs_section(task: Task) -> str:
             "shapes overlap, the better one threshold can tell whether two rows belong together.</p>"
         )
     axis = f"{_DISTANCE_WORDS[task.distance]}; {'larger' if larger else 'smaller'} is nearer"
-    low, high = _span([sample.values for _, sample, _ in drawn])
+    low, high = span([sample.values for _, sample, _ in drawn])
     beyond = [float(np.mean((sample.values < low) | (sample.values > high))) for _, sample, _ in drawn]
     outside = ", ".join(f"{share:.1%} of {name}" for (name, _, _), share in zip(drawn, beyond, strict=True) if share)
     figure = _figure(
-        _histogram(title, axis, drawn, low, high),
+        histogram(title, axis, drawn, low, high),
         f"Share of the pairs of each kind by their value.{f' Beyond the axis: {outside}.' if outside else ''}",
     )
     return _section(title, f'<div class="pair">{figure}<div>{"".join(words)}</div></div>')
@@ -384,7 +289,7 @@ def _worst_section(task: Task, evaluation: Evaluation, confused: Sequence[Confus
     if not rows:
         return _section(title, "<p>Nothing to show: every query is lone.</p>")
     if len(rows) < len(scored):
-        which = f"The lowest {len(rows)} of {_classes(len(scored))}"
+        which = f"The lowest {len(rows)} of {classes(len(scored))}"
     else:
         which = "The only class" if len(rows) == 1 else f"All {len(rows)} classes"
     words = (
@@ -416,16 +321,13 @@ def _confusions_section(task: Task, evaluation: Evaluation, confused: Sequence[C
     return _section(title, f"<p>{words}</p>{_table(title, heads, rows, numbers={2, 3})}")
 
 
-# --- pieces of HTML ------------------------------------------------------------------------------------------------
-
-
 def _text(text: str) -> str:
     """Any text as HTML: lone surrogates, as in undecodable paths, cannot be written as UTF-8."""
     return html.escape(text.encode("utf-8", "backslashreplace").decode())
 
 
 def _label(task: Task, code: int) -> str:
-    name = _name(task, code)
+    name = class_name(task, code)
     if not name.strip():
         return '<span class="soft">(empty)</span>'
     if len(name) <= _LABEL_LENGTH:
@@ -474,128 +376,3 @@ def _table(
 
 def _figure(svg: str, caption: str) -> str:
     return f"<figure>{svg}<figcaption>{caption}</figcaption></figure>"
-
-
-# --- figures -------------------------------------------------------------------------------------------------------
-
-_WIDTH, _HEIGHT = 400, 250
-_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 14, 12, 42
-
-
-def _across(share: float) -> float:
-    return _LEFT + share * (_WIDTH - _LEFT - _RIGHT)
-
-
-def _up(share: float) -> float:
-    return _HEIGHT - _BOTTOM - share * (_HEIGHT - _TOP - _BOTTOM)
-
-
-def _svg(
-    title: str, description: str, axis: str, x_ticks: Mapping[str, float], y_ticks: Mapping[str, float], content: str
-) -> str:
-    """A figure with its axes; ticks by their text, as shares of the axis."""
-    name = title.lower().replace(" ", "-")
-    parts = [
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-labelledby="{name}-title {name}-text">',
-        f'<title id="{name}-title">{title}</title><desc id="{name}-text">{description}</desc>',
-    ]
-    for text, share in y_ticks.items():
-        y = _up(share)
-        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text x="{_LEFT - 7}" y="{y + 4:.1f}" text-anchor="end">{text}</text>')
-    for text, share in x_ticks.items():
-        x = _across(share)
-        parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{_up(0):.1f}" y2="{_up(0) + 5:.1f}"/>')
-        parts.append(f'<text x="{x:.1f}" y="{_up(0) + 18:.1f}" text-anchor="middle">{text}</text>')
-    parts.append(f'<text x="{_across(0.5):.1f}" y="{_HEIGHT - 6}" text-anchor="middle">{axis}</text>')
-    return "".join([*parts, content, "</svg>"])
-
-
-def _curve(title: str, number: Ints, curves: Sequence[Floats], shown: Sequence[int]) -> str:
-    """Curves over k on a logarithmic axis; the first has dots with their values."""
-    low, high = _limits(curves)
-    along = np.log(number) / max(math.log(len(number)), 1e-9)
-
-    def height(value: float) -> float:
-        return _up((value - low) / (high - low))
-
-    parts = []
-    for curve, style in reversed(list(zip(curves, ("one", "two"), strict=False))):
-        points = " ".join(f"{_across(x):.1f},{height(y):.1f}" for x, y in zip(along, curve, strict=True))
-        parts.append(f'<polyline class="{style}" points="{points}"/>')
-    for k in shown:
-        value = float(curves[0][k - 1])
-        parts.append(
-            f'<circle class="dot" cx="{_across(along[k - 1]):.1f}" cy="{height(value):.1f}" r="3.5">'
-            f"<title>k = {k}: {value:.4f}</title></circle>"
-        )
-    ticks = [low + (high - low) * i / 5 for i in range(6)]
-    return _svg(
-        title,
-        f"{title} for k from 1 to {len(number)}: from {curves[0][0]:.4f} to {curves[0][-1]:.4f}. The values are in the "
-        "table below.",
-        "neighbours k (logarithmic)",
-        {str(k): float(along[k - 1]) for k in shown},
-        {f"{tick:.3f}".rstrip("0").rstrip("."): i / 5 for i, tick in enumerate(ticks)},
-        "".join(parts),
-    )
-
-
-def _axis_words(curves: Sequence[Floats]) -> str:
-    low, _ = _limits(curves)
-    return f" The axis begins at {low:g}." if low else ""
-
-
-def _limits(curves: Sequence[Floats]) -> tuple[float, float]:
-    """The smallest of a few ranges within 0 to 1 that holds all values."""
-    lowest, highest = (min(float(curve.min()) for curve in curves), max(float(curve.max()) for curve in curves))
-    for low in (0.98, 0.95, 0.9, 0.8, 0.5):
-        if low <= lowest < 1.0:
-            return low, 1.0
-    return 0.0, next(high for high in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0) if highest <= high)
-
-
-def _span(kinds: Sequence[Floats]) -> tuple[float, float]:
-    """From where to where the axis goes: a few far values would squeeze all the others into one bar."""
-    ends = []
-    for values in kinds:
-        least, first, third, most = np.quantile(values, [0.0, 0.25, 0.75, 1.0])
-        reach = 4 * (third - first)
-        ends.append((max(least, first - reach), min(most, third + reach)))
-    low, high = float(min(end[0] for end in ends)), float(max(end[1] for end in ends))
-    size = max(abs(low), abs(high))
-    if high - low > max(_NARROWEST * size, _SMALLEST):
-        return low, high
-    reach = size / 2 if size > _SMALLEST else 0.5
-    return low - reach, high + reach
-
-
-def _histogram(title: str, axis: str, kinds: Sequence[tuple[str, PairSample, str]], low: float, high: float) -> str:
-    edges = np.linspace(low, high, _BINS + 1)
-    shares = [np.histogram(sample.values, edges)[0] / len(sample.values) for _, sample, _ in kinds]
-    top = max(float(share.max()) for share in shares)
-    parts = []
-    for (_, _, style), share in reversed(list(zip(kinds, shares, strict=True))):
-        steps = [f"{_across(0):.1f},{_up(0):.1f}"]
-        for i, part in enumerate(share):
-            y = _up(part / top)
-            steps += [f"{_across(i / _BINS):.1f},{y:.1f}", f"{_across((i + 1) / _BINS):.1f},{y:.1f}"]
-        steps.append(f"{_across(1):.1f},{_up(0):.1f}")
-        parts.append(f'<polyline class="area {style}" points="{" ".join(steps)}"/>')
-    medians = ", ".join(f"{name} {np.median(sample.values):.4g}" for name, sample, _ in kinds)
-    return _svg(
-        title,
-        f"Two histograms of pairs of a query and a reference. Medians: {medians}.",
-        axis,
-        {f"{tick:g}": (tick - low) / (high - low) for tick in _round_numbers(low, high, 5)},
-        {f"{tick:.3%}".rstrip("0%").rstrip(".") + "%": tick / top for tick in _round_numbers(0.0, top, 4)},
-        "".join(parts),
-    )
-
-
-def _round_numbers(low: float, high: float, about: int) -> list[float]:
-    """About so many multiples of 1, 2 or 5 times a power of ten between two numbers."""
-    rough = (high - low) / about
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(step for step in (power, 2 * power, 5 * power, 10 * power) if step >= rough)
-    return [float(f"{i * step:.12g}") for i in range(math.ceil(low / step), math.floor(high / step) + 1)]

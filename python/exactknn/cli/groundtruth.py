@@ -14,21 +14,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from exactknn import _cli_options, _texts
 from exactknn._arrays.scalars import METRICS
-from exactknn._command import CommandError
-from exactknn._io.errors import FileError
-from exactknn._io.outputs import DISTANCE_SUFFIXES, check_indices_fit, write_neighbours, write_truth
+from exactknn._io.outputs import DISTANCE_SUFFIXES, OutputFile, check_indices_fit, write_neighbours, write_truth
 from exactknn._io.paths import check_output_suffix, suffix_of
-
-if TYPE_CHECKING:
-    from exactknn._io.outputs import OutputFile
-    from exactknn._io.vectors import VectorFile
+from exactknn._io.vectors import VectorFile
+from exactknn.cli.console import CommandError
+from exactknn.cli.options import FORMATS, add_memory, add_running, exponent, new_command, positive
+from exactknn.cli.search import check_distances_fit, find, rows_of, staged
 
 TRUTH_SUFFIXES = (".ivecs", ".ibin", ".bin", ".hdf5", ".h5", ".npz")
 """What a ground truth can be written to."""
@@ -40,17 +37,46 @@ _COPIED_BYTES = 1 << 24
 _HDF5_DISTANCES = {"euclidean": "euclidean", "cosine": "angular"}
 
 
+_DESCRIPTION = """\
+Write the true neighbours of every query in a format that benchmarks of approximate indexes read.
+
+The ground truth is written to
+  .ivecs, .ibin        ids alone, int32 (TEXMEX; cuVS)
+  .bin                 uint32 queries, uint32 k, then all ids, int32, then all distances, float32 (big-ann-benchmarks,
+                       whose own files hold squared Euclidean distances or inner products)
+  .hdf5, .h5           train (the base), test (the queries), neighbors and distances, attribute distance: euclidean, or
+                       angular for --metric cosine (ann-benchmarks; not squared, 1 - similarity). Needs h5py
+  .npz                 distances and indices
+
+"""
+
+_EPILOG = """\
+examples:
+  # ids and squared distances for big-ann-benchmarks
+  exactknn groundtruth --base base.u8bin --query query.u8bin -k 100 --output truth.bin
+
+  # ids as TEXMEX ships them, and their distances
+  exactknn groundtruth --base base.fvecs --query query.fvecs --output truth.ivecs --distances truth.fvecs
+
+  # among more vectors than fit into memory; after an interrupt the same command goes on
+  exactknn groundtruth --base base.fbin --query query.fbin --output truth.bin --max-memory 8GB --resume truth.state
+
+  # a data set for ann-benchmarks
+  exactknn groundtruth --base base.npy --query query.npy --metric cosine --output mine-angular.hdf5
+"""
+
+
 def add_command(commands: argparse._SubParsersAction[Any]) -> None:
     """Add the command to those of the command line."""
-    command = commands.add_parser(
+    command = new_command(
+        commands,
         "groundtruth",
-        help="write the true neighbours in the formats of benchmarks",
-        description=_texts.GROUNDTRUTH_DESCRIPTION + _texts.FORMATS,
-        epilog=_texts.GROUNDTRUTH_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        run,
+        "write the true neighbours in the formats of benchmarks",
+        _DESCRIPTION + FORMATS,
+        _EPILOG,
     )
-    command.set_defaults(run=run, exclude_self=False, reference_option="--base")
+    command.set_defaults(exclude_self=False, reference_option="--base")
     command.add_argument(
         "--base",
         "--reference",
@@ -62,7 +88,7 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
     command.add_argument("--query", required=True, metavar="Q", help="file of the query vectors")
     command.add_argument(
         "-k",
-        type=_cli_options.positive,
+        type=positive,
         default=100,
         metavar="K",
         help="neighbours of each query, at least 1 (default: 100)",
@@ -73,24 +99,17 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
         help="what to rank by and which values to write, as for 'exactknn search' (default: euclidean for .hdf5 and "
         ".h5, which take that and cosine only, else sqeuclidean)",
     )
-    command.add_argument(
-        "--p", type=_cli_options.exponent, metavar="P", help="exponent of minkowski, above 0 (default: 2)"
-    )
+    command.add_argument("--p", type=exponent, metavar="P", help="exponent of minkowski, above 0 (default: 2)")
     command.add_argument("--output", required=True, metavar="GT", help="where the ground truth goes, see above")
     command.add_argument("--distances", metavar="OUT2", help="write the distances here too: .fvecs or .fbin (float32)")
-    _cli_options.add_memory(command)
-    _cli_options.add_running(command)
+    add_memory(command)
+    add_running(command)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Find the neighbours, write the files and return the exit code."""
-    from exactknn import _cli_search
-
-    try:
-        _choose_metric(arguments, check_output_suffix(arguments.output, TRUTH_SUFFIXES, "--output"))
-    except FileError as error:
-        raise CommandError(str(error)) from error
-    return _cli_search.find(arguments, _open_outputs, _write)
+    _choose_metric(arguments, check_output_suffix(arguments.output, TRUTH_SUFFIXES, "--output"))
+    return find(arguments, _open_outputs, _write)
 
 
 def _choose_metric(arguments: argparse.Namespace, suffix: str) -> None:
@@ -115,8 +134,6 @@ def _open_outputs(
     query: VectorFile, base: VectorFile | None, arguments: argparse.Namespace, stack: contextlib.ExitStack
 ) -> list[OutputFile]:
     """Check where the results go and stage the files there, so that no search is made in vain."""
-    from exactknn import _cli_search
-
     suffix = suffix_of(arguments.output)
     check_indices_fit((base or query).rows, arguments.output, suffix)
     paths = {"--output": arguments.output}
@@ -125,8 +142,8 @@ def _open_outputs(
         paths["--distances"] = arguments.distances
         singles[arguments.distances] = check_output_suffix(arguments.distances, DISTANCE_SUFFIXES, "--distances")
     for path, kind in singles.items():
-        _cli_search.check_distances_fit(query, base, path, kind, "an .npz or .hdf5")
-    return _cli_search.staged(paths, query, base, arguments, stack)
+        check_distances_fit(query, base, path, kind, "an .npz or .hdf5")
+    return staged(paths, query, base, arguments, stack)
 
 
 def _write(
@@ -158,8 +175,6 @@ def _write_hdf5(
     """Write what ann-benchmarks reads: the vectors in the types in which they were searched, ids as int32."""
     import h5py
 
-    from exactknn import _cli_search
-
     ids = np.int32 if base.rows <= 2**31 else np.int64
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(h5py.File(stream, "w"))
@@ -172,7 +187,7 @@ def _write_hdf5(
             step = max(1, _COPIED_BYTES // (vectors.dimension * vectors.dtype.itemsize))
             start = 0
             # In blocks: the base may be larger than memory.
-            for block in _cli_search.rows_of(vectors, stack).blocks(0, step, vectors.dtype.name):
+            for block in rows_of(vectors, stack).blocks(0, step, vectors.dtype.name):
                 rows[start : start + len(block)] = block
                 start += len(block)
         file.create_dataset("neighbors", data=indices.astype(ids))

@@ -21,18 +21,6 @@ import numpy as np
 
 from exactknn import _core
 from exactknn._arrays.matrix import as_pair
-from exactknn._command import (
-    CommandError,
-    check_apart,
-    common_dtype,
-    complain,
-    input_paths,
-    open_inputs,
-    put_in_place,
-    say,
-    searching,
-    stage,
-)
 from exactknn._io.errors import FileError
 from exactknn._io.outputs import (
     DISTANCE_SUFFIXES,
@@ -48,6 +36,48 @@ from exactknn._stream.checkpoint import Checkpoint
 from exactknn._stream.plan import Search, plan_blocks
 from exactknn._stream.rows import ArrayRows, FileRows, Rows
 from exactknn._stream.search import ResumableSearch
+from exactknn.cli.console import CommandError, print_line, searching, warn
+from exactknn.cli.files import check_apart, common_dtype, input_paths, open_inputs, put_in_place, stage
+from exactknn.cli.options import FORMATS, add_inputs, add_memory, add_running, new_command, positive
+
+_DESCRIPTION = """\
+Find the k nearest reference vectors of every query vector.
+
+"""
+
+_EPILOG = """\
+examples:
+  # ids and distances in two files; formats of benchmarks: exactknn groundtruth
+  exactknn search --query query.fvecs --reference base.fvecs -k 100 --output truth.ivecs --distances truth.fbin
+
+  # neighbours of each row among the other rows
+  exactknn search --query embeddings.npy -k 10 --metric cosine --output neighbours.npz
+
+  # a reference that does not fit into memory; after Ctrl-C the same command goes on
+  exactknn search --query query.fbin --reference base.fbin -k 100 --max-memory 2GB --resume search.state \\
+      --output truth.ivecs
+
+  # read the result
+  python -c "import numpy; print(numpy.load('neighbours.npz')['indices'])"
+"""
+
+
+def add_command(commands: argparse._SubParsersAction[Any]) -> None:
+    """Add the command to those of the command line."""
+    command = new_command(
+        commands, "search", run, "find the nearest neighbours of the vectors in a file", _DESCRIPTION + FORMATS, _EPILOG
+    )
+    add_inputs(command)
+    command.add_argument("-k", required=True, type=positive, metavar="K", help="neighbours of each query, at least 1")
+    command.add_argument(
+        "--output",
+        required=True,
+        metavar="OUT",
+        help=".npz (arrays distances and indices), or .ivecs or .ibin (indices alone, int32)",
+    )
+    command.add_argument("--distances", metavar="OUT2", help="write the distances here too: .fbin or .fvecs (float32)")
+    add_memory(command)
+    add_running(command)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -65,7 +95,8 @@ class OpenOutputs(Protocol):
         arguments: argparse.Namespace,
         stack: contextlib.ExitStack,
         /,
-    ) -> list[OutputFile]: ...
+    ) -> list[OutputFile]:
+        """Return the staged files."""
 
 
 class Write(Protocol):
@@ -80,7 +111,8 @@ class Write(Protocol):
         distances: Any,
         indices: Any,
         /,
-    ) -> None: ...
+    ) -> None:
+        """Write them to the output."""
 
 
 def find(arguments: argparse.Namespace, open_outputs: OpenOutputs, write: Write) -> int:
@@ -92,7 +124,7 @@ def find(arguments: argparse.Namespace, open_outputs: OpenOutputs, write: Write)
         write: writes the neighbours, after it.
 
     Raises:
-        CommandError: an argument or a file that is refused.
+        CommandError, FileError: an argument or a file that is refused.
         KeyboardInterrupt: at Ctrl-C; its text says how to go on, where the state was kept.
     """
     most_bytes = math.inf if arguments.max_memory is None else arguments.max_memory
@@ -113,15 +145,13 @@ def find(arguments: argparse.Namespace, open_outputs: OpenOutputs, write: Write)
         if arguments.resume is not None:
             with contextlib.suppress(FileNotFoundError):
                 os.remove(os.path.realpath(arguments.resume))  # a link to it stays, as when it is replaced
-    except FileError as error:
-        raise CommandError(str(error)) from error
     except KeyboardInterrupt as interrupt:
         if arguments.resume is not None and os.path.exists(arguments.resume):
             raise KeyboardInterrupt(f"; the same command goes on from {arguments.resume}") from interrupt
         raise
     rows, columns = indices.shape
     for output in outputs:
-        say(f"wrote {output.path}: {rows} queries, {columns} neighbours each")
+        print_line(f"wrote {output.path}: {rows} queries, {columns} neighbours each")
     return 0
 
 
@@ -221,7 +251,7 @@ def _neighbours_in_blocks(
             return large.run(progress)
         checkpoint = Checkpoint(arguments.resume, _about(query, reference, arguments))
         if checkpoint.restore(large):
-            complain(f"going on from {checkpoint.path}, {large.fraction:.0%} done")
+            warn(f"going on from {checkpoint.path}, {large.fraction:.0%} done")
 
         def keep() -> None:
             if checkpoint.is_due():
@@ -247,7 +277,7 @@ def _keep(checkpoint: Checkpoint, large: ResumableSearch) -> None:
     try:
         checkpoint.write(large.state())
     except (FileError, OSError) as error:
-        complain(f"warning: --resume {checkpoint.path}: the state could not be kept: {error}")
+        warn(f"warning: --resume {checkpoint.path}: the state could not be kept: {error}")
 
 
 def _about(query: VectorFile, reference: VectorFile | None, arguments: argparse.Namespace) -> dict[str, object]:

@@ -8,8 +8,43 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Callable
+from typing import Any
 
 from exactknn._arrays.scalars import METRICS, as_bytes
+from exactknn.cli.console import CommandError
+
+FORMATS = """\
+Vectors are read from
+  .npy, .npz           NumPy: one 2-D array of float16, float32, float64 or 8- or 16-bit integers, never pickled;
+                       file.npz:name chooses among several arrays
+  .fvecs, .bvecs, .ivecs
+                       per row: int32 dimension, then float32, uint8 or int32 values
+  .fbin, .u8bin, .i8bin
+                       uint32 rows, uint32 dimension, then float32, uint8 or int8 values
+Integers are searched as float32 values, which hold them exactly.
+"""
+
+
+def new_command(
+    commands: argparse._SubParsersAction[Any],
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    summary: str,
+    description: str,
+    epilog: str,
+) -> argparse.ArgumentParser:
+    """Add a command, run by ``run``, and return its parser."""
+    command: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=summary,
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    command.set_defaults(run=run)
+    return command
 
 
 def add_inputs(command: argparse.ArgumentParser) -> None:
@@ -123,3 +158,9 @@ def exponent(text: str) -> float:
     if not number > 0:
         raise argparse.ArgumentTypeError(f"wanted a number above 0, or inf, got {text!r}")
     return number
+
+
+def check_exponent(arguments: argparse.Namespace, option: str, metric: str) -> None:
+    """Refuse ``--p`` with another metric than its own."""
+    if arguments.p is not None and metric != "minkowski":
+        raise CommandError(f"--p is for {option} minkowski only, got {option} {metric}")

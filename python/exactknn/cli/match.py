@@ -1,0 +1,175 @@
+"""All pairs of rows within a distance, found in blocks of queries: what ``exactknn match`` writes.
+
+    rows ──_core.radius, a block of queries at a time──> pairs ──among themselves: each once──> Pairs of a block
+                 the next block is as large as the matches of this one allow
+
+NumPy and the core only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from exactknn import _core
+from exactknn._arrays.matrix import Pair, as_pair
+from exactknn._io.outputs import PAIR_SUFFIXES, Pairs, write_pairs
+from exactknn._io.paths import check_output_suffix
+from exactknn._progress import Report, part_of
+from exactknn.cli.console import CommandError, print_line, searching
+from exactknn.cli.files import common_dtype, input_paths, open_inputs, put_in_place, stage
+from exactknn.cli.options import FORMATS, add_inputs, add_running, new_command, real
+
+_FIRST_CELLS = 1 << 24
+"""Pairs of rows that are looked at before anything is known of how many match."""
+_BLOCK_PAIRS = 1 << 21
+"""Matches that a block of queries is to have at most, as far as the block before it tells."""
+_BLOCK_QUERIES = 1 << 14
+"""Queries of a block at most. For each block the core packs the references once more."""
+
+
+_DESCRIPTION = """\
+Find all pairs of vectors whose distance is at most a threshold, such as near-duplicates.
+
+Without --reference the vectors are compared among themselves: every pair is written once, the lower row number first,
+and no vector is paired with itself. The threshold is rounded to the type of the distances (float32, or float64 for
+float64 vectors), so that a distance that was written matches at that number.
+
+"""
+
+_EPILOG = """\
+examples:
+  # near-duplicates in a file of embeddings
+  exactknn match --query embeddings.npy --metric cosine --threshold 0.05 --output pairs.csv
+
+  # rows of the test set that are in the training set
+  exactknn match --query test.npy --reference train.npy --threshold 0 --output leaks.csv
+
+  # read the result
+  python -c "import numpy; print(numpy.load('pairs.npz')['query'])"
+"""
+
+
+def add_command(commands: argparse._SubParsersAction[Any]) -> None:
+    """Add the command to those of the command line."""
+    command = new_command(
+        commands,
+        "match",
+        run,
+        "find all pairs of vectors within a distance, such as near-duplicates",
+        _DESCRIPTION + FORMATS,
+        _EPILOG,
+    )
+    add_inputs(command)
+    command.add_argument(
+        "--threshold",
+        required=True,
+        type=real,
+        metavar="T",
+        help="the largest distance of a pair, in the units of the metric (sqeuclidean: squared); "
+        "for inner_product the least product",
+    )
+    command.add_argument(
+        "--output",
+        required=True,
+        metavar="OUT",
+        help=".csv (lines query,reference,distance below a header), or .npz (arrays of these names)",
+    )
+    add_running(command)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Find the pairs, write them and return the exit code."""
+    query, reference = open_inputs(arguments)
+    suffix = check_output_suffix(arguments.output, PAIR_SUFFIXES, "--output")
+    dtype = np.dtype(np.float64 if common_dtype(query, reference) == np.float64 else np.float32)
+    threshold = _rounded(arguments.threshold, dtype)
+    with contextlib.ExitStack() as stack:
+        (output,) = stage({"--output": arguments.output}, input_paths(query, reference), stack)
+        pair = as_pair(query.load(), None if reference is None else reference.load())
+        with searching(arguments) as progress:
+            blocks = matches(
+                pair,
+                threshold,
+                arguments.metric,
+                p=arguments.p,
+                exclude_self=arguments.exclude_self,
+                num_threads=arguments.threads,
+                progress=progress,
+            )
+            count = write_pairs(output.stream, suffix, blocks, dtype)
+        put_in_place([output])
+    among = "among themselves" if reference is None else f"with {reference.rows} references"
+    print_line(f"wrote {output.path}: {count} pairs of {query.rows} queries {among}")
+    return 0
+
+
+def _rounded(threshold: float, dtype: np.dtype[Any]) -> float:
+    """The threshold in the type of the distances, in which one that was written is the number that was compared."""
+    with np.errstate(over="ignore"):
+        rounded = float(dtype.type(threshold))
+    if math.isinf(rounded):
+        raise CommandError(f"--threshold {threshold:g} is beyond {dtype.name}, the type of the distances")
+    return rounded
+
+
+def matches(
+    pair: Pair,
+    threshold: float,
+    metric: str,
+    *,
+    p: float | None,
+    exclude_self: bool,
+    num_threads: int | None,
+    progress: Report | None,
+) -> Iterator[Pairs]:
+    """Find the pairs within the threshold, by query row, then by reference row.
+
+    Args:
+        pair: the rows; without a reference each pair is found once, the lower row as the query.
+        threshold: largest distance of a pair, least product for ``"inner_product"``.
+        metric: of `exactknn.knn`.
+        p: exponent of ``"minkowski"``.
+        exclude_self: whether query ``i`` is not paired with reference ``i``.
+        num_threads: threads, at least 1. ``None``: see `exactknn.set_num_threads`.
+        progress: is told the finished fraction.
+
+    Raises:
+        ValueError: a NaN or infinity, by its row, and what else the core refuses.
+    """
+    among_themselves, searched, n = pair.reference is None, pair.searched, len(pair.query)
+    start, rows = 0, min(_FIRST_CELLS // max(1, len(searched)) + 1, _BLOCK_QUERIES)
+    # No distance is below zero: this only finds a row that is not finite, by its number in the file.
+    _core.radius(pair.query, pair.reference, -1.0, "sqeuclidean", num_threads=num_threads)
+    while start < n:
+        stop = min(start + rows, n)
+        # Among themselves the lower row is the query: rows before a block have met it when they were queries.
+        first = start if among_themselves else 0
+        indptr, found, distances = _core.radius(
+            pair.query[start:stop],
+            searched[first:],
+            threshold,
+            metric,
+            sort=False,
+            num_threads=num_threads,
+            progress=part_of(progress, _share(start, n, among_themselves), _share(stop, n, among_themselves)),
+            p=p,
+        )
+        assert distances is not None, "they were asked for"
+        query, reference = np.repeat(np.arange(start, stop), np.diff(indptr)), found + first
+        if among_themselves or exclude_self:
+            wanted = reference > query if among_themselves else reference != query
+            query, reference, distances = query[wanted], reference[wanted], distances[wanted]
+        yield Pairs(query, reference, distances)
+        start, rows = stop, min(rows * _BLOCK_PAIRS // max(1, len(found)), 2 * rows, _BLOCK_QUERIES)
+        rows = max(1, rows)
+
+
+def _share(row: int, n: int, among_themselves: bool) -> float:
+    """The finished fraction when all queries before `row` are."""
+    return 1 - (1 - row / n) ** 2 if among_themselves else row / n
