@@ -115,10 +115,11 @@ def test_the_transformer_loads_neither_torch_nor_faiss(run_python):
     assert "sklearn" in loaded and "torch" not in loaded and "faiss" not in loaded
 
 
-def test_the_map_in_contributing_names_every_module():
+def test_the_map_in_contributing_names_every_folder():
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     package = ROOT / "python" / "exactknn"
-    modules = {path.name for folder in (package, package / "evaluation") for path in folder.glob("*.py")}
-    folders = {f"{path.parent.name}/" for path in package.glob("*/__init__.py")}
-    named = set(re.findall(r"[\w]+\.py\b|\w+/", text))
-    assert modules | folders <= named | {"__main__.py"}
+    folders = {f"{path.parent.name}/" for path in package.glob("**/__init__.py") if path.parent != package}
+    section = text.split("## The Python package")[1].split("\n## ")[0]
+    assert folders == set(re.findall(r"`(\w+/)`", section))
+    modules = set(re.findall(r"`(\w+\.py)`", section))
+    assert modules <= {path.name for path in package.glob("**/*.py")}
