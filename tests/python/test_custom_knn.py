@@ -22,7 +22,7 @@ from exactknn.distances import (
     SNRDistance,
 )
 from exactknn.evaluation import CustomKNN, RustKNN
-from exactknn.evaluation.knn import native_metric
+from exactknn.evaluation._dispatch import native_metric
 
 BACKENDS = ("rust", "torch")
 SQUARED = {"normalize_embeddings": False, "power": 2}

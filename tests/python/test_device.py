@@ -17,10 +17,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from exactknn import _core
 from exactknn.distances import BatchedDistance, CosineSimilarity, DotProductSimilarity, LpDistance, SNRDistance
-from exactknn.evaluation import AccuracyCalculator, CustomKNN, RustKNN, _device
+from exactknn.evaluation import AccuracyCalculator, CustomKNN, RustKNN
 from exactknn.evaluation import knn as knn_module
-from exactknn.evaluation._device_values import METRICS
-from exactknn.evaluation._support import NativeSupport, native_metric, native_pair, unsupported, without_self
+from exactknn.evaluation._device import filter as device_filter
+from exactknn.evaluation._device import memory
+from exactknn.evaluation._device.values import METRICS
+from exactknn.evaluation._dispatch import NativeSupport, native_metric, native_pair, unsupported
+from exactknn.evaluation._torch_blocks import _all_or_what_fits, _Blocks, without_self
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 KINDS = ("plain", "offset", "far", "duplicates", "tiny", "huge", "zeros", "giant", "whole", "equal", "mixed", "sphere")
@@ -61,7 +64,7 @@ def by_the_core(metric, query, reference, k, exclude_self=False):
 
 
 def search(metric, query, reference, k, exclude_self=False):
-    return _device.search(NativeSupport(metric, False, ""), query, k, reference, exclude_self)
+    return device_filter.search(NativeSupport(metric, False, ""), query, k, reference, exclude_self)
 
 
 def check(metric, query, reference, k, exclude_self=False):
@@ -75,7 +78,7 @@ def check(metric, query, reference, k, exclude_self=False):
 def has_float64(request, monkeypatch):
     """With and without a device that has float64; without, the finalists are measured on the CPU all the same."""
     if not request.param:
-        monkeypatch.setattr(_device, "_FLOAT64_DEVICES", ())
+        monkeypatch.setattr("exactknn.evaluation._device.filter._FLOAT64_DEVICES", ())
     return request.param
 
 
@@ -88,7 +91,7 @@ def by_core(monkeypatch):
         counted.append(len(query))
         return _core.knn(query, *args, **kwargs)
 
-    monkeypatch.setattr(_device, "_core", SimpleNamespace(knn=count))
+    monkeypatch.setattr("exactknn.evaluation._device.filter._core", SimpleNamespace(knn=count))
     return counted
 
 
@@ -116,8 +119,11 @@ def test_any_sizes_blocks_and_types(data):
     query = reference[:n] if exclude_self else rows(n, d, kinds[0], dtypes[0], seed=100)
     k = data.draw(st.integers(0, m - exclude_self))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_device, "_FLOAT64_DEVICES", data.draw(st.sampled_from([("cpu",), ()])))
-        patch.setattr(_device, "free_bytes", lambda _: data.draw(st.sampled_from([1, 1 << 12, 1 << 15, 1 << 28])))
+        patch.setattr("exactknn.evaluation._device.filter._FLOAT64_DEVICES", data.draw(st.sampled_from([("cpu",), ()])))
+        patch.setattr(
+            "exactknn.evaluation._device.memory.free_bytes",
+            lambda _: data.draw(st.sampled_from([1, 1 << 12, 1 << 15, 1 << 28])),
+        )
         check(metric, query, reference, k, exclude_self)
 
 
@@ -168,7 +174,7 @@ def test_nothing_to_find():
 
 
 def test_very_long_rows_are_the_cores(monkeypatch, by_core):
-    monkeypatch.setattr(_device, "_LONGEST", 16)
+    monkeypatch.setattr("exactknn.evaluation._device.filter._LONGEST", 16)
     reference = rows(40, 16)
     check("euclidean", reference[:5], reference, 3)
     assert by_core == [5]
@@ -236,8 +242,8 @@ def test_no_key_exceeds_its_bound(data):
         query, reference = query.abs() + query.abs().amax(), reference.abs() + reference.abs().amax() / 3
         query, reference = query.nan_to_num(), reference.nan_to_num()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_device, "_FLOAT64_DEVICES", data.draw(st.sampled_from([("cpu",), ()])))
-        find = _device._Filter(metric, _device._SINGLE, reference, 5, False, torch.float32)
+        patch.setattr("exactknn.evaluation._device.filter._FLOAT64_DEVICES", data.draw(st.sampled_from([("cpu",), ()])))
+        find = device_filter._Filter(metric, device_filter._SINGLE, reference, 5, False, torch.float32)
         queries, usable = find._queries(query)
         product = data.draw(st.sampled_from([downwards, lambda left, right: left @ right.T]))
         keys = product(queries, find._references(reference))[:, :-1]
@@ -249,7 +255,7 @@ def test_no_key_exceeds_its_bound(data):
 @pytest.mark.parametrize("metric", METRICS)
 def test_the_bound_is_near_the_key(metric):
     query, reference = rows(20, 64), rows(200, 64, seed=1)
-    find = _device._Filter(metric, _device._SINGLE, reference, 5, False, torch.float32)
+    find = device_filter._Filter(metric, device_filter._SINGLE, reference, 5, False, torch.float32)
     queries, usable = find._queries(query)
     excess = (queries @ find._references(reference).T)[:, :-1].double().numpy() - real_keys(find, query, reference)
     lengths = queries[:, 64].outer(find._references(reference)[:-1, 65]).double().numpy()
@@ -309,17 +315,17 @@ def test_the_share_of_free_memory(monkeypatch):
     monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: 10 << 30)
     monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 4 << 30)
     wanted = {"cuda": 4 << 30, "xpu": 1 << 30, "mps": 3 << 30, "cpu": 1 << 28, "meta": 1 << 28}
-    assert {device: _device.free_bytes(torch.device(device)) for device in wanted} == wanted
+    assert {device: memory.free_bytes(torch.device(device)) for device in wanted} == wanted
     monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 11 << 30)
-    assert _device.free_bytes(torch.device("mps")) == 1 << 16
+    assert memory.free_bytes(torch.device("mps")) == 1 << 16
     monkeypatch.delattr(torch.mps, "recommended_max_memory")
-    assert _device.free_bytes(torch.device("mps")) == 1 << 28
+    assert memory.free_bytes(torch.device("mps")) == 1 << 28
 
 
 @pytest.mark.parametrize("room", [1 << 16, 1 << 18, 1 << 22])
 @pytest.mark.parametrize("n", [1, 30, 200])
 def test_blocks_keep_to_the_room(monkeypatch, room, n):
-    monkeypatch.setattr(_device, "free_bytes", lambda _: room)
+    monkeypatch.setattr("exactknn.evaluation._device.memory.free_bytes", lambda _: room)
     query, reference = rows(n, 24), rows(1000, 24, seed=1)
     shapes = []
 
@@ -354,7 +360,7 @@ def failing(times, error):
     "error", [torch.cuda.OutOfMemoryError("CUDA out of memory."), RuntimeError("MPS: out of memory")]
 )
 def test_a_device_that_runs_out_of_memory_gets_half_the_block(monkeypatch, error):
-    monkeypatch.setattr(_device, "free_bytes", lambda _: 1 << 20)
+    monkeypatch.setattr("exactknn.evaluation._device.memory.free_bytes", lambda _: 1 << 20)
     fail, seen = failing(1, error)
     with Products(fail):
         check("sqeuclidean", rows(400, 8), rows(900, 8, seed=1), 4)
@@ -365,7 +371,7 @@ def test_a_device_that_runs_out_of_memory_gets_half_the_block(monkeypatch, error
 
 
 def test_a_device_without_memory_is_an_error(monkeypatch):
-    monkeypatch.setattr(_device, "free_bytes", lambda _: 1 << 20)
+    monkeypatch.setattr("exactknn.evaluation._device.memory.free_bytes", lambda _: 1 << 20)
     fail, seen = failing(99, torch.cuda.OutOfMemoryError("CUDA out of memory."))
     with Products(fail), pytest.raises(torch.cuda.OutOfMemoryError):
         search("sqeuclidean", rows(400, 8), rows(900, 8, seed=1), 4)
@@ -404,8 +410,8 @@ def on_fake_cuda():
 def test_a_pass_waits_for_nothing(metric, dtype, on_fake_cuda):
     query, reference = on_fake_cuda(50, 19, dtype=dtype), on_fake_cuda(300, 19, dtype=dtype)
     output = torch.float64 if dtype == torch.float64 else torch.float32
-    for level in (_device._SINGLE, _device._DOUBLE):
-        find = _device._Filter(metric, level, reference, 5, True, output)
+    for level in (device_filter._SINGLE, device_filter._DOUBLE):
+        find = device_filter._Filter(metric, level, reference, 5, True, output)
         values, found, certified = find(query, torch.arange(50, device="cuda"), 1 << 18)
         assert {x.device.type for x in (values, found, certified)} == {"cuda"}
         assert (values.dtype, found.dtype, certified.dtype) == (output, torch.long, torch.bool)
@@ -413,14 +419,14 @@ def test_a_pass_waits_for_nothing(metric, dtype, on_fake_cuda):
 
 
 def test_a_search_waits_once_a_pass_is_over(on_fake_cuda, monkeypatch):
-    monkeypatch.setattr(_device, "free_bytes", lambda _: 1 << 16)
+    monkeypatch.setattr("exactknn.evaluation._device.memory.free_bytes", lambda _: 1 << 16)
     with pytest.raises(DynamicOutputShapeException, match=r"aten\.(nonzero|index)"):
         search("sqeuclidean", on_fake_cuda(50, 19), on_fake_cuda(300, 19), 5, exclude_self=True)
 
 
 @pytest.mark.parametrize("inverted", [False, True])
 def test_blocks_of_a_distance_wait_for_nothing(inverted, on_fake_cuda):
-    blocks = knn_module._Blocks(20, 3, inverted, True, 4)
+    blocks = _Blocks(20, 3, inverted, True, 4)
     for start in (0, 10):
         blocks.take(on_fake_cuda(10, 50), start)
     assert {x.device.type for x in blocks.result()} == {"cuda"}
@@ -484,7 +490,7 @@ def test_the_device_path_is_logged_once(elsewhere, caplog):
 
 @pytest.mark.parametrize("knn", [CustomKNN(LpDistance(), backend="torch"), CustomKNN(SNRDistance())], ids=str)
 def test_other_distances_are_called(knn, elsewhere, monkeypatch):
-    monkeypatch.setattr(_device, "search", None)
+    monkeypatch.setattr("exactknn.evaluation.knn.device_search", None)
     query, reference = rows(6, 4), rows(20, 4, seed=1)
     wanted = knn.distance(query, reference).topk(3, largest=False)
     distances, indices = knn(query, 3, reference)
@@ -515,11 +521,11 @@ def test_kinds_of_rows_are_checked():
 
 
 def test_blocks_of_an_unknown_distance_follow_the_free_memory(monkeypatch):
-    monkeypatch.setattr(_device, "free_bytes", lambda device: 1 << 20)
+    monkeypatch.setattr("exactknn.evaluation._device.memory.free_bytes", lambda device: 1 << 20)
     there = torch.empty(100, 3, device="meta")
-    assert knn_module._all_or_what_fits(there, torch.empty(1024, 3, device="meta")) == 32
-    assert knn_module._all_or_what_fits(there, torch.empty(1 << 30, 3, device="meta")) == 1
-    assert knn_module._all_or_what_fits(torch.empty(100, 3), torch.empty(1 << 20, 3)) == 100
+    assert _all_or_what_fits(there, torch.empty(1024, 3, device="meta")) == 32
+    assert _all_or_what_fits(there, torch.empty(1 << 30, 3, device="meta")) == 1
+    assert _all_or_what_fits(torch.empty(100, 3), torch.empty(1 << 20, 3)) == 100
 
 
 @pytest.mark.parametrize("k", [None, 5, "max_bin_count"])
@@ -563,7 +569,7 @@ def test_a_pass_on_a_gpu_waits_for_nothing(metric):
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        find = _device._Filter(metric, _device._SINGLE, reference, 9, True, torch.float32)
+        find = device_filter._Filter(metric, device_filter._SINGLE, reference, 9, True, torch.float32)
         answer = find(reference[:500], own, 1 << 22)
     finally:
         torch.cuda.set_sync_debug_mode(before)
@@ -583,11 +589,11 @@ def test_the_answers_of_an_apple_gpu_are_the_cpus(distance):
 
 @pytest.mark.parametrize("float64", [("cpu", "cuda"), ()])
 def test_a_thread_that_flushes_subnormal_numbers_gets_the_cores_answer(monkeypatch, float64):
-    monkeypatch.setattr(_device, "_FLOAT64_DEVICES", float64)
+    monkeypatch.setattr("exactknn.evaluation._device.filter._FLOAT64_DEVICES", float64)
     reference, query = torch.tensor([[3e-45], [1e-45], [0.0]]), torch.tensor([[1e-45]])
     torch.set_flush_denormal(True)
     try:
-        _, found = _device.search(NativeSupport("euclidean", False, ""), query, 2, reference, False)
+        _, found = device_filter.search(NativeSupport("euclidean", False, ""), query, 2, reference, False)
     finally:
         torch.set_flush_denormal(False)
     assert found.tolist() == [[1, 0]]

@@ -12,7 +12,7 @@ from pytorch_metric_learning.utils.inference import FaissKNN
 
 from exactknn import distances
 from exactknn.evaluation import CustomKNN, RustKNN
-from exactknn.evaluation.knn import native_metric
+from exactknn.evaluation._dispatch import native_metric
 
 METRICS = (
     "precision_at_1",

@@ -28,8 +28,8 @@ from torch import Tensor
 from exactknn._arrays.matrix import as_matrix
 from exactknn._arrays.scalars import as_count
 from exactknn.distances.base import check_floating
-from exactknn.evaluation._support import check_finite, without_self
-from exactknn.evaluation.knn import Neighbours
+from exactknn.evaluation._checks import check_finite
+from exactknn.evaluation._torch_blocks import Neighbours, without_self
 
 _LOGGER = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@
         -> native_metric:   is this distance one that the Rust core computes, exactly as shipped?
              yes, CPU       -> _native_search: exactknn._core, without a copy where the layout allows
              yes, elsewhere -> _device.search: the same answers, found with torch on the tensors' device
-             otherwise      -> _torch_search:  distance(block, reference), topk, on the tensors' device
+             otherwise      -> torch_search:   distance(block, reference), topk, on the tensors' device
         -> (distances, indices), both (n, k), nearest first, on the query's device
     RustKNN that keeps its references
         -> exactknn.Index:  of the distance's metric; checked, the reference appended, then searched
@@ -32,35 +32,25 @@ from exactknn._retrieval.groups import Groups
 from exactknn._retrieval.types import Ints
 from exactknn.distances import LpDistance
 from exactknn.distances.base import result_dtype
-from exactknn.evaluation import _device
-from exactknn.evaluation._device_values import METRICS as DEVICE_METRICS
-from exactknn.evaluation._support import (
-    HALF_DTYPES,
+from exactknn.evaluation._checks import check_distance, check_embeddings, check_finite
+from exactknn.evaluation._device.filter import search as device_search
+from exactknn.evaluation._device.values import METRICS as DEVICE_METRICS
+from exactknn.evaluation._dispatch import (
     NativeSupport,
     check_core_rows,
-    check_distance,
-    check_embeddings,
-    check_finite,
-    each_block,
     native_metric,
     native_pair,
     native_support,
-    prepare_for_torch,
     same_memory,
     unsupported,
-    without_self,
 )
+from exactknn.evaluation._torch_blocks import HALF_DTYPES, Neighbours, torch_search
 
 _LOGGER = logging.getLogger(__name__)
 
 BACKENDS = ("auto", "rust", "torch")
 
 _NAMES = ("query", "reference")
-
-# What a cell of a distance matrix takes while it is formed and its nearest are found, in float64.
-_CELL_BYTES = 32
-
-Neighbours = tuple[Tensor, Tensor]
 
 
 class CustomKNN:
@@ -427,7 +417,7 @@ def torch_blocks(
     step = knn_func.batch_size or rows_in(BLOCK_ELEMENTS, len(reference))
     for start in range(0, len(query), step):
         block = query[start : start + step]
-        _, indices = _torch_search(knn_func.distance, block, k, reference, exclude_self, None, first_row=start)
+        _, indices = torch_search(knn_func.distance, block, k, reference, exclude_self, None, first_row=start)
         yield start, start + len(block), indices
 
 
@@ -437,11 +427,11 @@ def _search_with_torch(
     """What the core does not search, on the tensors' device."""
     support = _device_support(knn_func, query, reference)
     if support is None:
-        return _torch_search(knn_func.distance, query, k, reference, exclude_self, knn_func.batch_size)
+        return torch_search(knn_func.distance, query, k, reference, exclude_self, knn_func.batch_size)
     check_finite(query, _NAMES[0])
     check_finite(reference, _NAMES[1])
     threads = knn_func.num_threads if isinstance(knn_func, RustKNN) else None
-    distances, indices = _device.search(support, query, k, reference, bool(exclude_self), num_threads=threads)
+    distances, indices = device_search(support, query, k, reference, bool(exclude_self), num_threads=threads)
     if isinstance(knn_func, CustomKNN):
         distances = distances.to(_values_dtype(support, query, reference))
     return distances, indices
@@ -456,75 +446,6 @@ def _device_support(knn_func: CustomKNN | RustKNN, query: Tensor, reference: Ten
         return None
     check_core_rows(query, reference, _NAMES)
     return support
-
-
-def _torch_search(
-    distance: Any,
-    query: Tensor,
-    k: int,
-    reference: Tensor,
-    exclude_self: bool,
-    batch_size: int | None,
-    first_row: int = 0,
-) -> Neighbours:
-    """Blocks of the distance matrix, the nearest of each row kept; never more than one block at a time.
-
-    With ``exclude_self`` query ``i`` is reference row ``first_row + i``.
-    """
-    query, reference, dtype = prepare_for_torch(distance, query, reference, _NAMES)
-    n = len(query)
-    if n == 0 or k == 0:
-        dtype = dtype or torch.promote_types(query.dtype, reference.dtype)
-        return query.new_empty((n, k), dtype=dtype), query.new_empty((n, k), dtype=torch.long)
-    blocks = _Blocks(n, k, bool(distance.is_inverted), bool(exclude_self), first_row)
-    each_block(distance, query, reference, batch_size or _all_or_what_fits(query, reference), blocks.take)
-    distances, indices = blocks.result()
-    return distances if dtype is None else distances.to(dtype), indices
-
-
-def _all_or_what_fits(query: Tensor, reference: Tensor) -> int:
-    """Query rows of a block where no number was given."""
-    if query.device.type == "cpu":
-        return len(query)
-    return max(1, _device.free_bytes(query.device) // (_CELL_BYTES * max(1, len(reference))))
-
-
-class _Blocks:
-    """Collects the nearest of each row, block by block."""
-
-    def __init__(self, n: int, k: int, largest: bool, exclude_self: bool, first_row: int) -> None:
-        self.n, self.k = n, k
-        self.largest = largest
-        self.exclude_self = exclude_self
-        self.first_row = first_row
-        self.distances: Tensor | None = None
-        self.indices: Tensor | None = None
-
-    def take(self, mat: Tensor, start: int) -> None:
-        values, columns = _nearest(mat, self.k + self.exclude_self, self.largest)
-        if self.exclude_self:
-            own = torch.arange(start, start + len(mat), device=mat.device) + self.first_row
-            values, columns = without_self(values, columns, own)
-        if self.distances is None or self.indices is None:
-            self.distances = values.new_empty((self.n, self.k))
-            self.indices = columns.new_empty((self.n, self.k))
-        self.distances[start : start + len(mat)] = values
-        self.indices[start : start + len(mat)] = columns
-
-    def result(self) -> Neighbours:
-        if self.distances is None or self.indices is None:
-            raise ValueError("distance must hand each block of its matrix to iter_fn, got none")
-        return self.distances, self.indices
-
-
-def _nearest(mat: Tensor, k: int, largest: bool) -> Neighbours:
-    if not largest:
-        values, columns = torch.topk(mat, k, dim=1, largest=False)
-        return values, columns
-    # torch takes NaN for the largest value: among the negated ones it comes last. To look for one first would make the
-    # host wait for the device at each block.
-    columns = torch.topk(-mat, k, dim=1, largest=False).indices
-    return mat.gather(1, columns), columns
 
 
 def _values_dtype(support: NativeSupport, query: Tensor, reference: Tensor) -> torch.dtype:

@@ -28,18 +28,9 @@ from torch import Tensor
 from exactknn import _core
 from exactknn._arrays.scalars import as_real
 from exactknn.distances.base import autocast_off, result_dtype
-from exactknn.evaluation._support import (
-    HALF_DTYPES,
-    NativeSupport,
-    check_distance,
-    check_embeddings,
-    check_finite,
-    each_block,
-    is_batched,
-    native_pair,
-    native_support,
-    prepare_for_torch,
-)
+from exactknn.evaluation._checks import check_distance, check_embeddings, check_finite
+from exactknn.evaluation._dispatch import NativeSupport, native_pair, native_support
+from exactknn.evaluation._torch_blocks import HALF_DTYPES, each_block, is_batched, prepare_for_torch
 
 Take = Callable[[Tensor, int], object]
 

@@ -24,16 +24,15 @@ from torch import Tensor
 
 from exactknn import _core
 from exactknn.distances.base import autocast_off
-from exactknn.evaluation._device_values import Values, norm_of, normalizes
-from exactknn.evaluation._support import NativeSupport, native_pair, without_self
+from exactknn.evaluation._device import memory
+from exactknn.evaluation._device.memory import LEAST_BYTES
+from exactknn.evaluation._device.values import Values, norm_of, normalizes
+from exactknn.evaluation._dispatch import NativeSupport, native_pair
+from exactknn.evaluation._torch_blocks import without_self
 
 # Devices whose float64 arithmetic is IEEE's. Elsewhere the rows kept are measured on the CPU.
 _FLOAT64_DEVICES = ("cpu", "cuda")
 
-# A share of the free memory is used; where nobody can say how much is free, this much.
-_SHARE = 2
-_UNKNOWN_BYTES = 1 << 28
-_LEAST_BYTES = 1 << 16
 
 # Query rows of a block at most, cells of a block of keys at most (1 GiB in float32), bytes of rows measured at a time.
 _BLOCK_ROWS = 4096
@@ -143,32 +142,15 @@ def _flushes() -> bool:
     return bool(torch.tensor(2.0**-149).double() == 0)
 
 
-# --- memory ---------------------------------------------------------------------------------------------------------
-
-
-def free_bytes(device: torch.device) -> int:
-    """The bytes of a device that a search may take for its blocks."""
-    if device.type == "cuda":
-        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        free = torch.cuda.mem_get_info(device)[0] + cached
-    elif device.type == "xpu" and hasattr(torch.xpu, "mem_get_info"):  # from torch 2.6 on
-        free = torch.xpu.mem_get_info(device)[0]
-    elif device.type == "mps" and hasattr(torch.mps, "recommended_max_memory"):  # from torch 2.5 on
-        free = torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
-    else:
-        return _UNKNOWN_BYTES
-    return max(_LEAST_BYTES, free // _SHARE)
-
-
 def _with_memory(device: torch.device, find: _Filter, query: Tensor, own: Tensor | None) -> Scored:
     """Search in blocks of half the size, again and again, as long as the device runs out of memory."""
-    room = free_bytes(device)
+    room = memory.free_bytes(device)
     while True:
         try:
             return find(query, own, room)
         except RuntimeError as error:  # what MPS raises has no type of its own
             short = isinstance(error, torch.cuda.OutOfMemoryError) or "out of memory" in str(error)
-            if not short or room < 2 * _LEAST_BYTES:
+            if not short or room < 2 * LEAST_BYTES:
                 raise
         room //= 2  # out here, where the error holds no tensor any more
 

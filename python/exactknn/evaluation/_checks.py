@@ -16,11 +16,14 @@ from torch import Tensor
 
 from exactknn._arrays.blocks import small_blocks
 from exactknn._arrays.scalars import as_count
-from exactknn._retrieval.types import Floats
-from exactknn.evaluation._support import check_finite, same_memory
+from exactknn._retrieval.types import Bools, Floats
+from exactknn.evaluation._dispatch import Names, same_memory
 
 # Largest difference between a query and its own reference row, relative to the row's largest magnitude.
 _SAME_ROW = 1e-5
+
+# Elements looked at together in the search for NaN and infinity (16 MiB in float32).
+_CHECK_ELEMENTS = 1 << 22
 
 
 def checked_k(k: Any) -> int | str | None:
@@ -186,3 +189,65 @@ def checked_values(name: str, values: Any, n: int) -> Floats:
         )
     wide: Floats = values.detach().cpu().double().numpy()
     return wide
+
+
+def check_finite(embeddings: Tensor, name: str) -> None:
+    """Raise ``ValueError`` for a NaN or infinity, by the first row that holds one."""
+    if not embeddings.is_floating_point() or embeddings.ndim == 0 or embeddings.numel() == 0:
+        return
+    rows = embeddings.detach().reshape(len(embeddings), -1)
+    step = max(1, _CHECK_ELEMENTS // rows.shape[1])
+    blocks = torch.split(rows, step)
+    if rows.device.type == "cpu":
+        finite = np.concatenate([_finite_rows(block) for block in blocks])
+    else:  # one transfer, after the last block
+        finite = torch.cat([torch.isfinite(block).all(dim=1) for block in blocks]).cpu().numpy()
+    if not finite.all():
+        raise ValueError(f"{name} must be finite, got NaN or infinity in row {int(finite.argmin())}")
+
+
+def _finite_rows(rows: Tensor) -> Bools:
+    finite: Bools
+    if rows.layout == torch.strided and rows.dtype in (torch.float32, torch.float64):
+        # Torch's own threads do not survive a fork, and would hang a child here.
+        finite = np.isfinite(rows.resolve_neg().numpy()).all(axis=1)
+    else:
+        finite = torch.isfinite(rows).all(dim=1).numpy()
+    return finite
+
+
+def check_distance(distance: Any) -> None:
+    """Raise ``TypeError`` unless the object can be used as a distance."""
+    if not callable(distance):
+        raise TypeError(f"distance must be callable, got {type(distance).__name__}")
+    if not hasattr(distance, "is_inverted"):
+        raise TypeError(f"distance must have an attribute is_inverted, {type(distance).__name__} has none")
+
+
+def check_embeddings(distance: Any, query: Any, reference: Any, names: Names, *, arrays_go_to: str) -> None:
+    """Raise unless both are dense tensors on one device, of shapes that the distance takes.
+
+    Raises:
+        TypeError: not tensors.
+        ValueError: not dense, two devices, wrong shape, or two dimensions.
+    """
+    for value, name in zip((query, reference), names, strict=True):
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name} must be a torch tensor, got {type(value).__name__}; arrays go to {arrays_go_to}")
+        if value.layout != torch.strided:
+            raise ValueError(f"{name} must be a dense tensor, got layout {value.layout}")
+    both = " and ".join(names)
+    if query.device != reference.device:
+        raise ValueError(f"{both} must be on one device, got {query.device} and {reference.device}")
+    own_check = getattr(distance, "check_shapes", None)
+    if own_check is not None:
+        own_check(query, reference)
+        if getattr(own_check, "__qualname__", "") != "BaseDistance.check_shapes":
+            return  # it decides, and may take what no other distance does
+    for embeddings, name in zip((query, reference), names, strict=True):
+        if embeddings.ndim != 2:
+            raise ValueError(f"{name} must be 2-D (rows, dimensions), got shape {tuple(embeddings.shape)}")
+    if query.shape[1] != reference.shape[1]:
+        raise ValueError(
+            f"{both} must have the same dimension, got {query.shape[1]} and {reference.shape[1]} dimensions"
+        )

@@ -1,0 +1,257 @@
+"""One evaluation of the calculator: which neighbours or ranks it searches, and the metrics of them."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from exactknn._arrays.scalars import as_count
+from exactknn._retrieval import engine
+from exactknn._retrieval.hits import Hits
+from exactknn._retrieval.metrics import UP_TO_RELEVANT, Metric, values_of
+from exactknn._retrieval.names import metric_named
+from exactknn._retrieval.types import Floats, Ints
+from exactknn.evaluation import knn as _knn
+from exactknn.evaluation._checks import (
+    checked_distances,
+    checked_indices,
+    checked_values,
+)
+from exactknn.evaluation._relevance import Classes, Codes, Compared, Relevance, hit_blocks, row_blocks
+from exactknn.evaluation.knn import CustomKNN, RustKNN
+from exactknn.evaluation.metrics import (
+    NO_COMPARISON,
+    UNDEFINED,
+    RetrievalInputs,
+    RetrievalMetric,
+)
+
+if TYPE_CHECKING:
+    from exactknn.evaluation.accuracy import AccuracyCalculator
+
+_LOGGER = logging.getLogger("exactknn.evaluation.accuracy")
+
+
+class _Needs(NamedTuple):
+    """How many neighbours an evaluation looks at."""
+
+    resolved: int
+    """For metrics without a number of their own."""
+    for_ranks: int
+    """For the metrics of ranks."""
+    columns: int
+    """To ask the search for."""
+    by_rank: bool
+    """Whether ranks come from a backend of ours, not from those columns."""
+
+
+class Run:
+    """One evaluation: holds its tensors for as long as it lasts."""
+
+    def __init__(
+        self,
+        calculator: AccuracyCalculator,
+        names: Sequence[str],
+        query: Tensor,
+        query_labels: Tensor,
+        reference: Tensor,
+        reference_labels: Tensor,
+        ref_includes_query: bool,
+    ) -> None:
+        self.calculator, self.names = calculator, names
+        self.query, self.query_labels = query, query_labels
+        self.reference, self.reference_labels = reference, reference_labels
+        self.own_included = ref_includes_query
+        self.n, self.available = len(query), len(reference) - ref_includes_query
+        self.ranked: dict[str, Metric] = {}
+        self.custom: dict[str, RetrievalMetric] = {}
+        self.methods: list[str] = []
+        for name in names:
+            ranked, custom = metric_named(name), calculator._retrieval_metric(name)
+            if not calculator._is_ours(name):
+                self.methods.append(name)
+            elif ranked is not None:
+                self.ranked[name] = ranked
+            elif custom is not None:
+                self.custom[name] = custom
+        need_neighbours, need_clusters = set(calculator.requires_knn()), set(calculator.requires_clustering())
+        self.methods_search = bool(need_neighbours.intersection(self.methods))
+        # A method that says nothing of what it needs may look at neighbours; NMI, AMI and their like do not.
+        self.methods_look = self.methods_search or not need_clusters.issuperset(self.methods)
+
+    def values(self) -> dict[str, Any]:
+        """What is reported, by name."""
+        calculator = self.calculator
+        calculator.per_class_labels = None
+        reported: dict[str, Any] = {}
+        kwargs: dict[str, Any] = {
+            "query": self.query,
+            "reference": self.reference,
+            "query_labels": self.query_labels,
+            "reference_labels": self.reference_labels,
+            "ref_includes_query": self.own_included,
+            "label_comparison_fn": calculator.label_comparison_fn,
+        }
+        if self.ranked or self.custom or self.methods_search:
+            reported.update(self._neighbour_metrics(kwargs))
+        if set(self.methods).intersection(calculator.requires_clustering()):
+            kwargs["cluster_labels"] = calculator.get_cluster_labels(**kwargs)
+        functions = {name: calculator._function(name) for name in self.methods}
+        reported.update(calculator._get_accuracy(functions, **kwargs))
+        return dict(sorted(reported.items()))
+
+    def _neighbour_metrics(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Metrics of neighbours; adds to the arguments of methods what the search found."""
+        classes = Classes(self.query_labels)
+        relevance = self._relevance(classes)
+        relevant_counts = np.zeros(self.n, np.int64) if relevance is None else relevance.relevant_counts
+        counted = relevant_counts > 0
+        if relevance is not None and not counted.any():
+            _LOGGER.warning("no query has a relevant reference: every metric of neighbours is NaN")
+        needs = self._needs(classes, relevant_counts)
+        distances, indices = self._search(needs.columns)
+        reported: dict[str, Any] = {}
+        if self.ranked:
+            assert relevance is not None, "labels without a meaning of relevant were refused"
+            for name, values in self._ranked_values(relevance, needs, indices).items():
+                reported[name] = self.calculator._average(values, classes.codes, len(classes), counted)
+        for name, metric in self.custom.items():
+            if metric.exclude_lone_queries and relevance is None:
+                raise ValueError(NO_COMPARISON)
+            width = self._limit(metric.neighbors, needs.resolved)
+            inputs = self._inputs(relevance, distances[:, :width], indices[:, :width])
+            values = checked_values(name, metric.function(inputs), self.n)
+            mask = counted if metric.exclude_lone_queries else np.ones(self.n, dtype=bool)
+            reported[name] = self.calculator._average(values, classes.codes, len(classes), mask)
+
+        lone = np.ones(len(classes), dtype=bool)
+        lone[classes.codes[counted]] = False
+        self.calculator.per_class_labels = classes.chosen(~lone if counted.any() else lone)
+        kwargs["label_counts"] = (classes.labels, None if relevance is None else relevance.match_counts)
+        kwargs["lone_query_labels"] = classes.chosen(lone)
+        kwargs["not_lone_query_mask"] = torch.from_numpy(counted).to(self.query.device)
+        if self.methods_look:
+            width = min(needs.columns, needs.resolved)
+            kwargs["knn_labels"] = self.reference_labels[indices[:, :width]]
+            kwargs["knn_distances"] = distances[:, :width]
+        return reported
+
+    def _needs(self, classes: Classes, relevant_counts: Ints) -> _Needs:
+        most = int(relevant_counts.max())
+        resolved = self._resolved(classes, relevant_counts)
+        self._warn_of_small_k(most)
+        depths = [metric.depth(resolved, most, self.available) for metric in self.ranked.values()]
+        for_ranks = max(depths, default=0) if most else 0
+        given = [self._limit(metric.neighbors, resolved) for metric in self.custom.values()]
+        if self.methods_look:
+            # A method that needs neighbours may rely on all that k says; another gets what was found for the rest.
+            given.append(resolved if self.methods_search else for_ranks)
+        for_given = max(given, default=0)
+        by_rank = (
+            _searches_reference_alone(self.calculator.knn_func)
+            and for_ranks > for_given
+            and engine.ranks_pay(for_ranks, relevant_counts)
+        )
+        return _Needs(resolved, for_ranks, for_given if by_rank else max(for_given, for_ranks), by_rank)
+
+    def _ranked_values(self, relevance: Relevance, needs: _Needs, indices: Tensor) -> dict[str, Floats]:
+        """One value per query for each metric of ranks, formed in blocks of queries."""
+        values = {name: np.full(self.n, math.nan) for name in self.ranked}
+        if needs.for_ranks == 0:
+            return values
+        if needs.by_rank:
+            blocks = self._ranks(relevance, needs.for_ranks)
+        else:
+            blocks = hit_blocks(relevance, indices[:, : needs.for_ranks])
+        for start, stop, hits in blocks:
+            for name, found in values_of(self.ranked, hits, needs.resolved).items():
+                values[name][start:stop] = found
+        return values
+
+    def _relevance(self, classes: Classes) -> Relevance | None:
+        comparison = self.calculator.label_comparison_fn
+        if comparison is not torch.eq:
+            return Compared(classes, self.query_labels, self.reference_labels, self.own_included, comparison)
+        if self.query_labels.ndim == 1:
+            return Codes(classes, self.query_labels, self.reference_labels, self.own_included)
+        if self.ranked or self.methods_search:
+            raise ValueError(NO_COMPARISON)
+        return None
+
+    def _resolved(self, classes: Classes, relevant_counts: Ints) -> int:
+        """Neighbours for the metrics without a number of their own, at most those that there are."""
+        per_class = np.zeros(len(classes), np.int64)
+        per_class[classes.codes] = relevant_counts
+        # As if each own row were counted, which a comparison that does not match a label with itself leaves out.
+        bin_counts = torch.from_numpy(per_class + int(self.own_included))
+        k = self.calculator.determine_k(bin_counts, len(self.reference), self.own_included)
+        resolved: int = min(as_count(k, "what determine_k returns", minimum=0), self.available)
+        return resolved
+
+    def _warn_of_small_k(self, most: int) -> None:
+        k = self.calculator.k
+        affected = [name for name in UP_TO_RELEVANT if name in self.names]
+        if isinstance(k, int) and k < most and affected:
+            _LOGGER.warning(
+                "k=%d is below the largest number of relevant references, %d: %s looks at %d neighbours only. "
+                "k='max_bin_count' looks at as many as are needed.",
+                k,
+                most,
+                " and ".join(affected),
+                k,
+            )
+
+    def _limit(self, neighbours: int | None, resolved: int) -> int:
+        return resolved if neighbours is None else min(neighbours, self.available)
+
+    def _search(self, columns: int) -> tuple[Tensor, Tensor]:
+        """``columns`` neighbours of each query by the calculator's ``knn_func``."""
+        if columns == 0:
+            return self.query.new_empty((self.n, 0)), self.query.new_empty((self.n, 0), dtype=torch.long)
+        _LOGGER.info("evaluating %d queries with k=%d, dimension %d", self.n, columns, self.query.shape[1])
+        distances, indices = self.calculator.knn_func(self.query, columns, self.reference, self.own_included)
+        shape, device = (self.n, columns), self.query.device
+        indices = checked_indices(torch.as_tensor(indices, device=device), shape, len(self.reference))
+        return checked_distances(distances, shape, device), indices
+
+    def _ranks(self, relevance: Relevance, columns: int) -> Iterator[tuple[int, int, Hits]]:
+        """Ranks of the relevant references by a backend of ours, without a matrix of neighbours."""
+        _LOGGER.info("evaluating %d queries with k=%d, dimension %d", self.n, columns, self.query.shape[1])
+        knn_func = self.calculator.knn_func
+        counts = relevance.relevant_counts
+        ranks = _knn.native_ranks(knn_func, self.query, self.reference, self.own_included, relevance.groups())
+        if ranks is not None:
+            for start, stop, offsets, found in ranks:
+                yield start, stop, Hits(found, offsets, counts[start:stop], self.available)
+            return
+        blocks = _knn.torch_blocks(knn_func, self.query, columns, self.reference, self.own_included)
+        for start, stop, indices in blocks:
+            yield start, stop, Hits.from_relevance(relevance.of_neighbours(start, stop, indices), counts[start:stop])
+
+    def _inputs(self, relevance: Relevance | None, distances: Tensor, indices: Tensor) -> RetrievalInputs:
+        mask = counts = UNDEFINED
+        if relevance is not None:
+            parts = [relevance.of_neighbours(start, stop, part) for start, stop, part in row_blocks(indices)]
+            mask = torch.from_numpy(np.concatenate(parts)).to(self.query.device)
+            counts = torch.from_numpy(relevance.relevant_counts).to(self.query.device)
+        return RetrievalInputs(
+            relevant_counts=counts,
+            reference_labels=self.reference_labels,
+            ref_includes_query=self.own_included,
+            query_labels=self.query_labels,
+            knn_labels=self.reference_labels[indices],
+            knn_distances=distances,
+            knn_indices=indices,
+            relevance=mask,
+        )
+
+
+def _searches_reference_alone(knn_func: Any) -> bool:
+    """Whether this is a backend of ours that looks at no other rows than the reference of the call."""
+    return type(knn_func) is CustomKNN or (type(knn_func) is RustKNN and not knn_func.keeps_index)
