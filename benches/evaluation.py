@@ -2,7 +2,7 @@
 
     python -m benches.evaluation [--quick] [--rounds R] [--json FILE]
 
-    for each round, each work, each calculator: a fresh process ──> seconds, MiB added, values
+    for each round, each workload, each calculator: a fresh process ──> seconds, MiB added, values
                                                   (exit code 1 if a value differs by more than 1e-4)
 
 The peers search in float32, where some neighbours at nearly the same distance change places, and average reciprocal
@@ -47,7 +47,7 @@ LARGEST_DIFFERENCE = 1e-4
 
 
 @dataclass(frozen=True)
-class Work:
+class Workload:
     """Embeddings in classes of one size, evaluated against themselves."""
 
     rows: int
@@ -62,12 +62,12 @@ class Work:
 
 
 FULL = (
-    Work(60_000, 128, 6_000, None),
-    Work(60_000, 128, 6_000, "max_bin_count"),
-    Work(20_000, 64, 10, None),
-    Work(10_000, 128, 1_000, None),
+    Workload(60_000, 128, 6_000, None),
+    Workload(60_000, 128, 6_000, "max_bin_count"),
+    Workload(20_000, 64, 10, None),
+    Workload(10_000, 128, 1_000, None),
 )
-QUICK = (Work(4_000, 128, 400, None), Work(10_000, 128, 1_000, "max_bin_count"))
+QUICK = (Workload(4_000, 128, 400, None), Workload(10_000, 128, 1_000, "max_bin_count"))
 
 
 def calculator(name: str, k: str | None) -> Any:
@@ -90,15 +90,15 @@ def calculator(name: str, k: str | None) -> Any:
     )
 
 
-def measure(name: str, work: Work) -> dict[str, Any]:
+def measure(name: str, workload: Workload) -> dict[str, Any]:
     """Evaluate here: seconds, MiB added at the peak, and the values."""
     import torch
 
     generator = torch.manual_seed(0)
-    labels = torch.arange(work.rows) % work.classes
-    centres = torch.randn(work.classes, work.dimension, generator=generator)
-    rows = centres[labels] + 1.5 * torch.randn(work.rows, work.dimension, generator=generator)
-    subject = calculator(name, work.k)
+    labels = torch.arange(workload.rows) % workload.classes
+    centres = torch.randn(workload.classes, workload.dimension, generator=generator)
+    rows = centres[labels] + 1.5 * torch.randn(workload.rows, workload.dimension, generator=generator)
+    subject = calculator(name, workload.k)
     subject.get_accuracy(rows[:50], labels[:50] % 5)
     before = psutil.Process().memory_info().rss
     start = time.perf_counter()
@@ -106,11 +106,11 @@ def measure(name: str, work: Work) -> dict[str, Any]:
     return {"seconds": time.perf_counter() - start, "mib": (peak() - before) / MIB, "values": values}
 
 
-def in_own_process(name: str, work: Work, limit: int) -> dict[str, Any]:
+def in_own_process(name: str, workload: Workload, limit: int) -> dict[str, Any]:
     """`measure` in a fresh process that may use ``limit`` bytes; ``{"error": ...}`` if it fails."""
     clean = {key: value for key, value in os.environ.items() if key not in BLAS_VARIABLES}
     clean["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), clean.get("PYTHONPATH")]))
-    arguments = json.dumps([name, work.rows, work.dimension, work.classes, work.k])
+    arguments = json.dumps([name, workload.rows, workload.dimension, workload.classes, workload.k])
 
     def bound() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -137,25 +137,25 @@ def difference(ours: dict[str, float], theirs: dict[str, float]) -> float:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print the table; 1 when values differ."""
     parser = argparse.ArgumentParser(description="Evaluation beside pytorch-metric-learning.")
-    parser.add_argument("--quick", action="store_true", help="small works")
+    parser.add_argument("--quick", action="store_true", help="small workloads")
     parser.add_argument("--rounds", type=int, default=3, help="times of each, in turns (default 3)")
     parser.add_argument("--json", type=Path, help="write all times to this file")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.measure:
-        name, *work = json.loads(options.measure)
-        print(json.dumps(measure(name, Work(*work))))
+        name, *workload = json.loads(options.measure)
+        print(json.dumps(measure(name, Workload(*workload))))
         return 0
     limit = psutil.virtual_memory().available
     print(f"{cores()} cores, {limit / (1 << 30):.1f} GiB of memory free, {options.rounds} rounds; medians")
     failed, everything = False, []
-    for work in QUICK if options.quick else FULL:
+    for workload in QUICK if options.quick else FULL:
         runs: dict[str, list[dict[str, Any]]] = {name: [] for name in CALCULATORS}
         for _ in range(options.rounds):
             for name in CALCULATORS:
                 if not (runs[name] and "error" in runs[name][0]):
-                    runs[name].append(in_own_process(name, work, limit))
-        print(f"\n{work.name}\n{'':52}{'seconds':>10}{'ratio':>8}{'MiB added':>11}{'difference':>12}")
+                    runs[name].append(in_own_process(name, workload, limit))
+        print(f"\n{workload.name}\n{'':52}{'seconds':>10}{'ratio':>8}{'MiB added':>11}{'difference':>12}")
         ours = runs[OURS][0]
         for name in CALCULATORS:
             first = runs[name][0]
@@ -169,7 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             apart = difference(ours["values"], first["values"])
             failed |= apart > LARGEST_DIFFERENCE
             print(f"{name:52}{seconds:>10.2f}{ratio:>7.1f}x{mib:>11,.0f}{apart:>12.1e}")
-        everything.append({"work": work.name, "runs": runs})
+        everything.append({"work": workload.name, "runs": runs})
     if options.json:
         options.json.write_text(json.dumps(everything, indent=1), encoding="utf-8")
     return int(failed)

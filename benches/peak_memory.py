@@ -3,10 +3,10 @@
     python -m benches.peak_memory [--queries N --references M --dimension D --k K --dtype NAME]
 
 A search may take one packed copy of the reference (float32 numbers), its outputs, and 64 MiB for everything else:
-threads, blocks, buffers, whatever the size of the work. Each work runs in a fresh process, because a process never
+threads, blocks, buffers, whatever its size. Each workload runs in a fresh process, because a process never
 lowers its own peak. Measured is the highest resident size afterwards less the resident size before.
 
-The exit code is 1 when a work took more.
+The exit code is 1 when a workload took more.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BLOCK = 1024  # rows made at a time, so that making them does not set the peak
 
 
 @dataclass(frozen=True)
-class Work:
+class Workload:
     """One search; `queries=0` searches the references against themselves, without self."""
 
     queries: int
@@ -61,13 +61,13 @@ class Work:
         return self.packed + self.outputs + SPARE
 
 
-WORKS = (
-    Work(4096, 65536, 512, 10),
-    Work(1, 262144, 128, 10),
-    Work(0, 20000, 128, 100),
-    Work(4096, 65536, 128, 1000),
-    Work(1024, 65536, 256, 10, "float64"),
-    Work(1024, 65536, 256, 10, "float16"),
+WORKLOADS = (
+    Workload(4096, 65536, 512, 10),
+    Workload(1, 262144, 128, 10),
+    Workload(0, 20000, 128, 100),
+    Workload(4096, 65536, 128, 1000),
+    Workload(1024, 65536, 256, 10, "float64"),
+    Workload(1024, 65536, 256, 10, "float16"),
 )
 
 
@@ -92,11 +92,11 @@ def peak() -> int:
     return highest if sys.platform == "darwin" else highest * 1024
 
 
-def measure(work: Work) -> dict[str, int]:
+def measure(workload: Workload) -> dict[str, int]:
     """Run one search here; bytes resident before it, at its peak, and of its inputs."""
-    reference = rows(work.references, work.dimension, work.dtype, seed=1)
-    query = rows(work.queries, work.dimension, work.dtype, seed=2) if work.queries else None
-    return measure_search(query, reference, work.k)
+    reference = rows(workload.references, workload.dimension, workload.dtype, seed=1)
+    query = rows(workload.queries, workload.dimension, workload.dtype, seed=2) if workload.queries else None
+    return measure_search(query, reference, workload.k)
 
 
 def measure_search(
@@ -140,10 +140,10 @@ def measure_arrays(folder: str, k: int, metric: str, threads: int) -> dict[str, 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure each work and print one table; 1 when one took more than it may."""
+    """Measure each workload and print one table; 1 when one took more than it may."""
     parser = argparse.ArgumentParser(prog="python -m benches.peak_memory", description="Peak memory of a search.")
     parser.add_argument("--queries", type=int, default=4096, help="0: the references against themselves")
-    parser.add_argument("--references", type=int, help="measure this one work instead of the usual ones")
+    parser.add_argument("--references", type=int, help="measure this one workload instead of the usual ones")
     parser.add_argument("--dimension", type=int, default=128)
     parser.add_argument("--k", type=int, default=10)
     parser.add_argument("--dtype", choices=["float16", "float32", "float64"], default="float32")
@@ -154,21 +154,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(json.dumps(measure_arrays(**json.loads(options.arrays))))
         return 0
     if options.one:
-        print(json.dumps(measure(Work(**json.loads(options.one)))))
+        print(json.dumps(measure(Workload(**json.loads(options.one)))))
         return 0
-    works: Sequence[Work] = WORKS
+    workloads: Sequence[Workload] = WORKLOADS
     if options.references:
-        works = [Work(options.queries, options.references, options.dimension, options.k, options.dtype)]
+        workloads = [Workload(options.queries, options.references, options.dimension, options.k, options.dtype)]
     print("| queries x references x dimension, k, dtype | inputs | packed copy | outputs | may add | added |")
     print("|---|--:|--:|--:|--:|--:|")
     within = True
-    for work in works:
-        measured = in_own_process("--one", json.dumps(asdict(work)))
-        within &= added(measured) <= work.allowed
-        sizes = (measured["inputs"], work.packed, work.outputs, work.allowed, added(measured))
+    for workload in workloads:
+        measured = in_own_process("--one", json.dumps(asdict(workload)))
+        within &= added(measured) <= workload.allowed
+        sizes = (measured["inputs"], workload.packed, workload.outputs, workload.allowed, added(measured))
         cells = " | ".join(f"{size / MIB:,.0f} MiB" for size in sizes)
-        queries = work.queries or "self"
-        print(f"| {queries} x {work.references} x {work.dimension}, {work.k}, {work.dtype} | {cells} |", flush=True)
+        queries = workload.queries or "self"
+        print(
+            f"| {queries} x {workload.references} x {workload.dimension}, {workload.k}, {workload.dtype} | {cells} |",
+            flush=True,
+        )
     print("\nEach within what it may add." if within else "\nA search took more than it may.")
     return 0 if within else 1
 

@@ -51,11 +51,11 @@ import psutil
 import threadpoolctl
 import torch
 
-from benches import peak_memory, works
+from benches import peak_memory, workloads
+from benches.competitors import Backend, Found, Search, backends
 from benches.data import Ids, Rows, cores, exact_values, truth, without_self
-from benches.libraries import Found, Search, Way, ways
 from benches.report import SAMPLE, Ours, Report, Result, plot, write_record
-from benches.works import CURVE, FULL, OURS, QUICK, Work, curve
+from benches.workloads import CURVE, FULL, OURS, QUICK, Workload, curve
 from exactknn import _core
 
 SETTLE = 0.02  # seconds between two libraries, in which the threads of the last one go to sleep
@@ -76,7 +76,7 @@ class Settings:
 
 @dataclass
 class Asked:
-    """A library: the way to ask it, its first run, and all later ones beside ours."""
+    """A library: its backend, its first run, and all later ones beside ours."""
 
     search: Search
     first: float
@@ -89,24 +89,26 @@ class Asked:
 
 
 class Truth:
-    """The float64 answers of a few queries of one work."""
+    """The float64 answers of a few queries of one workload."""
 
-    def __init__(self, work: Work, query: Rows, reference: Rows) -> None:
-        self.work, self.query, self.reference = work, query, reference
-        self.chosen = np.unique(np.linspace(0, work.count - 1, SAMPLE).astype(np.int64))
+    def __init__(self, workload: Workload, query: Rows, reference: Rows) -> None:
+        self.workload, self.query, self.reference = workload, query, reference
+        self.chosen = np.unique(np.linspace(0, workload.count - 1, SAMPLE).astype(np.int64))
         self.values: npt.NDArray[Any]
-        self.values, self.ids = truth(query[self.chosen], reference, work.columns + work.is_self, work.metric)
-        if work.is_self:
+        self.values, self.ids = truth(
+            query[self.chosen], reference, workload.columns + workload.is_self, workload.metric
+        )
+        if workload.is_self:
             self.values, self.ids = without_self(self.values, self.ids, self.chosen)
 
     def compare(self, found: Found) -> tuple[float, int, int]:
         """Recall by distance, places with another row number than the truth, and places compared."""
         ids: Ids = np.asarray(found[1])[self.chosen].astype(np.int64)
-        inside = (ids >= 0) & (ids < self.work.references)
+        inside = (ids >= 0) & (ids < self.workload.references)
         query, known = self.query[self.chosen], np.where(inside, ids, 0)
-        values = exact_values(query, self.reference, known, self.work.metric).astype(np.float32)
+        values = exact_values(query, self.reference, known, self.workload.metric).astype(np.float32)
         last = self.values[:, -1:]
-        near = inside & (values >= last if self.work.metric == "inner_product" else values <= last)
+        near = inside & (values >= last if self.workload.metric == "inner_product" else values <= last)
         return float(near.mean()), int((ids != self.ids).sum()), ids.size
 
 
@@ -141,23 +143,23 @@ def product_gops() -> float:
     return 2 * 2048**3 / min(seconds_of(lambda: (torch.mm(a, a).numpy(), a.numpy())) for _ in range(5)) / 1e9
 
 
-def ask(several: Sequence[Way], right: Truth, budget: float) -> Asked:
-    """Run each way that fits once or, if that is short, twice, compare the answers, and keep the fastest one.
+def ask(several: Sequence[Backend], right: Truth, budget: float) -> Asked:
+    """Run each backend that fits once or, if that is short, twice, compare the answers, and keep the fastest one.
 
     Raises:
         MemoryError: none fits into the memory that is free.
     """
     best: Asked | None = None
-    for way, needed in several:
+    for search, needed in several:
         if needed > 0.93 * psutil.virtual_memory().available:
             continue
-        seconds, found = timed(way)
+        seconds, found = timed(search)
         compared = right.compare(found)
         del found
         if seconds < budget / 8:  # the first run of a library starts its threads
-            seconds = min(seconds, seconds_of(way))
+            seconds = min(seconds, seconds_of(search))
         if best is None or seconds < best.first:
-            best = Asked(way, seconds, *compared)
+            best = Asked(search, seconds, *compared)
         if seconds > budget:
             break
     if best is None:
@@ -191,24 +193,24 @@ def take_turns(asked: dict[str, Asked], repeats: int, budget: float) -> None:
                 peer.times += several(peer)
 
 
-def run(work: Work, settings: Settings, report: Report) -> None:
-    """Compare the answers of all libraries for `work`, time them in turns, and add what was found to the report."""
-    query, reference = work.rows()
-    right = Truth(work, query, reference)
-    on_curve = work.prefix == CURVE
+def run(workload: Workload, settings: Settings, report: Report) -> None:
+    """Compare the answers of all libraries for `workload`, time them in turns, and add what was found to the report."""
+    query, reference = workload.rows()
+    right = Truth(workload, query, reference)
+    on_curve = workload.prefix == CURVE
     budget = settings.budget / 4 if on_curve else settings.budget
     asked: dict[str, Asked] = {}
     told: tuple[str | None, float | None] = None, None
-    for name, several in ways(work, query, reference, settings.threads).items():
+    for name, several in backends(workload, query, reference, settings.threads).items():
         if name != OURS and any(part.lower() in name.lower() for part in settings.skip):
             continue
         try:
             asked[name] = ask(several, right, budget)
-            if name in work.goals:  # a ratio that is judged is no single run's
+            if name in workload.goals:  # a ratio that is judged is no single run's
                 asked[name].least = min(LEAST, settings.repeats)
         except Exception as error:
             why = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            report.notes.append(f"{work.name}: {name} left out, {why}")
+            report.notes.append(f"{workload.name}: {name} left out, {why}")
             if isinstance(error, MemoryError) and name == OURS:
                 return
             if name == OURS:
@@ -225,47 +227,51 @@ def run(work: Work, settings: Settings, report: Report) -> None:
         median, minimum = statistics.median(times), min(times)
         report.results.append(
             Result(
-                work.name,
-                work.count,
+                workload.name,
+                workload.count,
                 name,
                 len(times),
                 median,
                 minimum,
                 median / statistics.median(beside),
                 minimum / min(beside),
-                work.operations / median / 1e9,
+                workload.operations / median / 1e9,
                 peer.recall,
                 peer.ids_differ,
                 peer.ids_compared,
-                work.goals.get(name),
+                workload.goals.get(name),
             )
         )
-    added = memory_added(work, query, reference, settings.threads) if settings.memory and not on_curve else None
-    report.ours.append(Ours(work.name, *told, added, work.allowed))
+    added = memory_added(workload, query, reference, settings.threads) if settings.memory and not on_curve else None
+    report.ours.append(Ours(workload.name, *told, added, workload.allowed))
 
 
-def memory_added(work: Work, query: Rows, reference: Rows, threads: int) -> int:
+def memory_added(workload: Workload, query: Rows, reference: Rows, threads: int) -> int:
     """Bytes that one search of ours adds at its peak, in a process of its own."""
     with tempfile.TemporaryDirectory(prefix="exactknn-") as folder:
         np.save(Path(folder) / "reference.npy", reference)
-        if not work.is_self:
+        if not workload.is_self:
             np.save(Path(folder) / "query.npy", query)
-        return peak_memory.added_by_arrays(Path(folder), work.columns, work.metric, threads)
+        return peak_memory.added_by_arrays(Path(folder), workload.columns, workload.metric, threads)
 
 
-def arguments_of(given: Sequence[str] | None) -> tuple[argparse.Namespace, list[Work]]:
+def arguments_of(given: Sequence[str] | None) -> tuple[argparse.Namespace, list[Workload]]:
     """Read the command line; the second is what to compare."""
     parser = argparse.ArgumentParser(prog="python -m benches.peers", description="Compare exact searches.")
-    parser.add_argument("--quick", action="store_true", help="smaller works, under a minute in all")
-    parser.add_argument("--only", metavar="NAME", help="only works whose name contains NAME, such as 4096x65536x128")
-    parser.add_argument("--list", action="store_true", help="print the names of the works and stop")
+    parser.add_argument("--quick", action="store_true", help="smaller workloads, under a minute in all")
+    parser.add_argument(
+        "--only", metavar="NAME", help="only workloads whose name contains NAME, such as 4096x65536x128"
+    )
+    parser.add_argument("--list", action="store_true", help="print the names of the workloads and stop")
     parser.add_argument(
         "--skip", action="append", default=[], metavar="LIBRARY", help="leave out libraries whose name contains this"
     )
     parser.add_argument("--threads", type=int, default=cores(), help="threads for every library (default: all cores)")
     parser.add_argument("--repeats", type=int, help="runs of each library (default: 5, with --quick 3)")
     parser.add_argument(
-        "--budget", type=float, help="seconds for the runs of one library on one work (default: 8, with --quick 0.5)"
+        "--budget",
+        type=float,
+        help="seconds for the runs of one library on one workload (default: 8, with --quick 0.5)",
     )
     parser.add_argument("--no-memory", dest="memory", action="store_false", help="do not measure memory")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there")
@@ -275,9 +281,11 @@ def arguments_of(given: Sequence[str] | None) -> tuple[argparse.Namespace, list[
     parser.add_argument("--record", action="store_true", help="write the tables to benches/record/")
     options = parser.parse_args(given)
     known = (*(QUICK if options.quick else FULL), *curve(options.quick))
-    chosen = [work for work in known if not options.only or options.only in work.name]
+    chosen = [workload for workload in known if not options.only or options.only in workload.name]
     if not chosen:
-        parser.error(f"--only: wanted part of one of {', '.join(work.name for work in known)}; got {options.only}")
+        parser.error(
+            f"--only: wanted part of one of {', '.join(workload.name for workload in known)}; got {options.only}"
+        )
     if options.threads < 1:
         parser.error(f"--threads: wanted at least 1, got {options.threads}")
     options.repeats = (3 if options.quick else 5) if options.repeats is None else options.repeats
@@ -293,7 +301,7 @@ def main(given: Sequence[str] | None = None) -> int:
     """Run the command; 1 when exactknn's own answers are not the float64 truth."""
     options, chosen = arguments_of(given)
     if options.list:
-        print("\n".join(work.name for work in chosen))
+        print("\n".join(workload.name for workload in chosen))
         return 0
     threadpoolctl.threadpool_limits(options.threads)
     faiss.omp_set_num_threads(options.threads)
@@ -301,9 +309,9 @@ def main(given: Sequence[str] | None = None) -> int:
     settings = Settings(options.threads, options.repeats, options.budget, options.memory, options.skip)
     report = Report(options.threads, [], [], [], product_gops(), core_peaks(options.threads))
     began = time.perf_counter()
-    for number, work in enumerate(chosen, 1):
-        print(f"[{number}/{len(chosen)}] {work.name}", end=" ", file=sys.stderr, flush=True)
-        run(work, settings, report)
+    for number, workload in enumerate(chosen, 1):
+        print(f"[{number}/{len(chosen)}] {workload.name}", end=" ", file=sys.stderr, flush=True)
+        run(workload, settings, report)
         print(f"({time.perf_counter() - began:.0f} s)", file=sys.stderr, flush=True)
     text = report.text()
     print(text)
@@ -313,7 +321,7 @@ def main(given: Sequence[str] | None = None) -> int:
         print(f"drew {picture}", file=sys.stderr)
     if options.record:
         print(f"recorded in {write_record(text, options.threads)}", file=sys.stderr)
-    exact = (OURS, works.ONE_THREAD)
+    exact = (OURS, workloads.ONE_THREAD)
     wrong = dict.fromkeys(r.work for r in report.results if r.peer in exact and (r.recall < 1 or r.ids_differ))
     if wrong:
         print(f"\nexactknn's answers differ from float64 for {', '.join(wrong)}: please report this", file=sys.stderr)

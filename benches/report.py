@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import exactknn
-from benches import works
+from benches import workloads
 from benches.data import CLUSTERS, commit, cores, cpu, versions
 
 RECORDS = Path(__file__).parent / "record"
@@ -86,20 +86,24 @@ class Report:
         """The results by work and library, of the curve or of everything else."""
         found: dict[str, dict[str, Result]] = {}
         for result in self.results:
-            if result.work.startswith(f"{works.CURVE}-") == curve:
+            if result.work.startswith(f"{workloads.CURVE}-") == curve:
                 found.setdefault(result.work, {})[result.peer] = result
         return found
 
     def summary(self) -> str:
         """A line for each work, a column for each library."""
         named = self.named()
-        peers = [name for name in (*works.ALL, works.ONE_THREAD) if any(name in several for several in named.values())]
+        peers = [
+            name
+            for name in (*workloads.ALL, workloads.ONE_THREAD)
+            if any(name in several for several in named.values())
+        ]
         rows = []
         for work, several in named.items():
             ratios = [f"{several[peer].over_ours:.2f}x" if peer in several else "" for peer in peers]
             goals = [_goal(result) for result in several.values() if result.goal is not None]
-            rows.append([work, _seconds(several[works.OURS].median), *ratios, "; ".join(goals)])
-        return _markdown(["work", works.OURS, *peers, "at least"], rows)
+            rows.append([work, _seconds(several[workloads.OURS].median), *ratios, "; ".join(goals)])
+        return _markdown(["work", workloads.OURS, *peers, "at least"], rows)
 
     def own_table(self) -> str:
         """How exactknn did it."""
@@ -107,7 +111,7 @@ class Report:
         for ours in self.ours:
             if ours.work not in named:
                 continue
-            result = named[ours.work][works.OURS]
+            result = named[ours.work][workloads.OURS]
             added = "" if ours.memory_added is None else f"{ours.memory_added / MIB:,.0f} MiB"
             rows.append(
                 [
@@ -130,8 +134,8 @@ class Report:
         """Times over the number of queries, and each over the time of half as many."""
         rows, before = [], dict[str, float]()
         for several in self.named(curve=True).values():
-            row = [f"{several[works.OURS].queries:,}"]
-            for peer in (works.OURS, works.FAISS):
+            row = [f"{several[workloads.OURS].queries:,}"]
+            for peer in (workloads.OURS, workloads.FAISS):
                 seconds = several[peer].median if peer in several else None
                 last = before.get(peer)
                 row += [
@@ -140,15 +144,15 @@ class Report:
                 ]
                 if seconds is not None:
                     before[peer] = seconds
-            rows.append([*row, f"{several[works.FAISS].over_ours:.2f}x" if works.FAISS in several else ""])
-        titles = ["queries", works.OURS, "over half as many", works.FAISS, "over half as many", "over exactknn"]
+            rows.append([*row, f"{several[workloads.FAISS].over_ours:.2f}x" if workloads.FAISS in several else ""])
+        titles = ["queries", workloads.OURS, "over half as many", workloads.FAISS, "over half as many", "over exactknn"]
         return _markdown(titles, rows)
 
     def full_table(self) -> str:
         """A line for each library and work."""
         rows = [
             [
-                r.work if r.peer == works.OURS else "",
+                r.work if r.peer == workloads.OURS else "",
                 r.peer,
                 str(r.runs),
                 _seconds(r.median),
@@ -173,7 +177,7 @@ def _python() -> str:
 
 def _goal(result: Result) -> str:
     met = result.goal is not None and result.over_ours >= result.goal
-    return f"{result.goal:g}x {works.SHORT_NAMES[result.peer]} ({'met' if met else 'not met'})"
+    return f"{result.goal:g}x {workloads.SHORT_NAMES[result.peer]} ({'met' if met else 'not met'})"
 
 
 def _seconds(seconds: float) -> str:
@@ -215,7 +219,9 @@ def plot(path: Path, report: Report) -> list[Path]:
 
 
 def _bars(figure: Any, axes: Any, report: Report) -> bool:
-    named = {work: [several[peer] for peer in works.ALL if peer in several] for work, several in report.named().items()}
+    named = {
+        work: [several[peer] for peer in workloads.ALL if peer in several] for work, several in report.named().items()
+    }
     named = {work: shown for work, shown in named.items() if shown}
     if not named:
         return False
@@ -224,7 +230,7 @@ def _bars(figure: Any, axes: Any, report: Report) -> bool:
         ticks.append(bottom + (len(shown) - 1) / 2)
         for result in shown:
             # Bars begin at 1: to the right where exactknn is faster, to the left where it is slower.
-            width, colour = result.over_ours - 1, f"C{works.ALL.index(result.peer)}"
+            width, colour = result.over_ours - 1, f"C{workloads.ALL.index(result.peer)}"
             legend[result.peer] = axes.barh(bottom, width, 0.9, left=1, color=colour)
             place = (3, "left") if width >= 0 else (-3, "right")
             axes.annotate(
@@ -244,7 +250,7 @@ def _bars(figure: Any, axes: Any, report: Report) -> bool:
     axes.margins(x=0.12, y=0.01)
     axes.invert_yaxis()
     figure.set_size_inches(9, 1.6 + 0.17 * bottom)
-    order = [peer for peer in works.ALL if peer in legend]
+    order = [peer for peer in workloads.ALL if peer in legend]
     figure.legend(
         [legend[peer] for peer in order], order, fontsize=8, loc="outside lower center", ncols=3, frameon=False
     )
@@ -255,7 +261,7 @@ def _curve(figure: Any, axes: Any, report: Report) -> bool:
     points = report.named(curve=True)
     if not points:
         return False
-    for peer, colour in ((works.OURS, "black"), (works.FAISS, "C0")):
+    for peer, colour in ((workloads.OURS, "black"), (workloads.FAISS, "C0")):
         found = [several[peer] for several in points.values() if peer in several]
         axes.plot([r.queries for r in found], [r.median * 1e3 for r in found], "o-", color=colour, label=peer)
     searched = next(iter(points)).split("x", 1)[1]

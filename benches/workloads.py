@@ -19,7 +19,7 @@ USEARCH = "usearch exact"
 SHORT_NAMES = {FAISS: "faiss", CUSTOM_KNN: "CustomKNN", SKLEARN: "scikit-learn", ONE_THREAD: "one thread"}
 
 USUAL = (FAISS, FAISS_BUILDING, TORCH, CUSTOM_KNN, SKLEARN)
-# usearch's exact search is so much slower than the others that a few works tell enough.
+# usearch's exact search is so much slower than the others that a few workloads tell enough.
 ALL = (*USUAL, USEARCH)
 
 _ROWS: dict[str, Callable[..., Rows]] = {
@@ -32,7 +32,7 @@ _ROWS: dict[str, Callable[..., Rows]] = {
 
 
 @dataclass(frozen=True)
-class Work:
+class Workload:
     """One search: `queries` rows against `references` rows of length `dimension`, for the `k` nearest.
 
     Attributes:
@@ -102,42 +102,42 @@ class Work:
         return query, reference
 
 
-def _works(n: int, m: int, own: int, all_own: int) -> tuple[Work, ...]:
+def _workloads(n: int, m: int, own: int, all_own: int) -> tuple[Workload, ...]:
     """The comparisons: `n` queries, `m` references, self-searches of `own` rows, all neighbours of `all_own` rows."""
     alike = {FAISS: 0.83}
     return (
-        Work("clustered", n, m, 128, 10, peers=ALL, goals={FAISS: 4, CUSTOM_KNN: 14, SKLEARN: 6}),
-        Work("clustered", n, m, 128, 100, goals={FAISS: 3}),
-        Work("clustered", n, m, 128, 1000, goals={FAISS: 1.5}),
-        Work("clustered", n, m, 512, 10, goals={FAISS: 3.5}),
-        Work("clustered", n, m, 768, 10, goals={FAISS: 3.5}),
-        Work("clustered", n // 16, m, 128, 10, peers=ALL, goals={FAISS: 12}),
-        Work("clustered", 8, m, 128, 10, peers=ALL, goals={FAISS: 1.2}),
-        Work("clustered", 1, m, 128, 10, peers=ALL, goals={FAISS: 1.2}),
-        Work("clustered", n, m, 128, 10, "inner_product", prefix="inner-product"),
-        Work("correlated", 0, own, 384, 1, peers=(FAISS, CUSTOM_KNN, SKLEARN), goals={FAISS: 8}),
-        Work("correlated", 0, own, 384, 10, peers=(FAISS, CUSTOM_KNN, SKLEARN), goals={FAISS: 6}),
-        Work("correlated", 0, own, 384, 100, peers=(FAISS, CUSTOM_KNN, SKLEARN), goals={FAISS: 3}),
-        Work("clustered", 0, all_own, 64, None, peers=(CUSTOM_KNN,), goals={CUSTOM_KNN: 3}),
-        Work("grid", n, m, 32, 10, peers=(FAISS,), goals=alike),
-        Work("offset", n, m, 128, 10, peers=(FAISS, TORCH, SKLEARN), goals=alike),
-        Work("gaussian", n // 2, m, 512, 10, peers=(FAISS, SKLEARN), goals=alike),
-        Work("clustered", n, m, 128, 10, peers=(ONE_THREAD,), goals={ONE_THREAD: 1.85}, prefix="threads"),
+        Workload("clustered", n, m, 128, 10, peers=ALL, goals={FAISS: 4, CUSTOM_KNN: 14, SKLEARN: 6}),
+        Workload("clustered", n, m, 128, 100, goals={FAISS: 3}),
+        Workload("clustered", n, m, 128, 1000, goals={FAISS: 1.5}),
+        Workload("clustered", n, m, 512, 10, goals={FAISS: 3.5}),
+        Workload("clustered", n, m, 768, 10, goals={FAISS: 3.5}),
+        Workload("clustered", n // 16, m, 128, 10, peers=ALL, goals={FAISS: 12}),
+        Workload("clustered", 8, m, 128, 10, peers=ALL, goals={FAISS: 1.2}),
+        Workload("clustered", 1, m, 128, 10, peers=ALL, goals={FAISS: 1.2}),
+        Workload("clustered", n, m, 128, 10, "inner_product", prefix="inner-product"),
+        Workload("correlated", 0, own, 384, 1, peers=(FAISS, CUSTOM_KNN, SKLEARN), goals={FAISS: 8}),
+        Workload("correlated", 0, own, 384, 10, peers=(FAISS, CUSTOM_KNN, SKLEARN), goals={FAISS: 6}),
+        Workload("correlated", 0, own, 384, 100, peers=(FAISS, CUSTOM_KNN, SKLEARN), goals={FAISS: 3}),
+        Workload("clustered", 0, all_own, 64, None, peers=(CUSTOM_KNN,), goals={CUSTOM_KNN: 3}),
+        Workload("grid", n, m, 32, 10, peers=(FAISS,), goals=alike),
+        Workload("offset", n, m, 128, 10, peers=(FAISS, TORCH, SKLEARN), goals=alike),
+        Workload("gaussian", n // 2, m, 512, 10, peers=(FAISS, SKLEARN), goals=alike),
+        Workload("clustered", n, m, 128, 10, peers=(ONE_THREAD,), goals={ONE_THREAD: 1.85}, prefix="threads"),
     )
 
 
-FULL = _works(4096, 65536, 30_000, 20_000)
+FULL = _workloads(4096, 65536, 30_000, 20_000)
 # The goals are for the full sizes.
-QUICK = tuple(replace(work, goals={}) for work in _works(1024, 16384, 4000, 2000))
+QUICK = tuple(replace(workload, goals={}) for workload in _workloads(1024, 16384, 4000, 2000))
 
 CURVE = "curve"
-"""The name of the times over the number of queries, beside the names of the works."""
+"""The name of the times over the number of queries, beside the names of the workloads."""
 
 
-def curve(quick: bool) -> tuple[Work, ...]:
+def curve(quick: bool) -> tuple[Workload, ...]:
     """One search for each number of queries, each twice the one before."""
     references, most = (16384, 256) if quick else (65536, 1024)
     return tuple(
-        Work("clustered", 1 << power, references, 128, 10, peers=(FAISS,), prefix=CURVE)
+        Workload("clustered", 1 << power, references, 128, 10, peers=(FAISS,), prefix=CURVE)
         for power in range(most.bit_length())
     )
