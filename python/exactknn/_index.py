@@ -131,7 +131,7 @@ class Index:
         """
         start = as_count(start, "start", minimum=0)
         stop = None if stop is None else as_count(stop, "stop", minimum=0)
-        native = self._there("copy")
+        native = self._require_native("copy")
         copied = Matrix(native.copy(start, stop), native.dtype == "bfloat16")
         return converted(copied, "float32") if copied.bfloat16 else copied.array
 
@@ -349,7 +349,7 @@ class Index:
             OSError: what the system refuses.
             ValueError: there has never been a row; or the file that rows are mapped from is damaged.
         """
-        native = self._there("save")
+        native = self._require_native("save")
         threads = self._threads(num_threads)
         with _progress.reporting(progress) as report:
             native.save(path, num_threads=threads, progress=report)
@@ -399,7 +399,7 @@ class Index:
     def _threads(self, num_threads: int | None) -> int | None:
         return self._num_threads if num_threads is None else as_count(num_threads, "num_threads", minimum=1)
 
-    def _there(self, purpose: str) -> _core.Index:
+    def _require_native(self, purpose: str) -> _core.Index:
         native = self._native
         if native is None:
             raise ValueError(f"there are no rows to {purpose}: call add() or train() first")
