@@ -10,12 +10,12 @@ The sum is the number of distinct found ids that are true ones or tie with the f
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
 
+from exactknn._arrays.blocks import blocks, rows_in
 from exactknn._arrays.matrix import as_array, as_values
 from exactknn._arrays.scalars import as_flag, as_real
 
@@ -113,21 +113,17 @@ def recall(
     near, bounds = _as_distances(found_distances, true_distances, found.shape, true.shape)
 
     hits = np.empty(queries, np.int64)
-    for rows in _blocks(queries, found.shape[1] + k):
-        wanted = _sortable(true[rows], "true_ids", rows.start)
-        _check_true(wanted, rows.start)
-        returned = _sortable(found[rows], "found_ids", rows.start)
+    for block in blocks(queries, rows_in(_BLOCK, found.shape[1] + k)):
+        rows = slice(*block)
+        wanted = _sortable(true[rows], "true_ids", block[0])
+        _check_true(wanted, block[0])
+        returned = _sortable(found[rows], "found_ids", block[0])
         tied = returned[:, :0]
         if near is not None and bounds is not None:
             tied = np.where(near[rows] <= bounds[rows, np.newaxis] + slack, returned, -1)
         hits[rows] = _distinct(returned) - _distinct(returned, wanted) + _distinct(tied, wanted)
     hits = np.minimum(hits, k)
     return hits / k if each else float(hits.sum() / (queries * k))
-
-
-def _blocks(queries: int, columns: int) -> Iterator[slice]:
-    step = max(1, _BLOCK // columns)
-    return (slice(start, min(start + step, queries)) for start in range(0, queries, step))
 
 
 def _distinct(*parts: npt.NDArray[Any]) -> npt.NDArray[np.int64]:

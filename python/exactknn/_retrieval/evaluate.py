@@ -1,10 +1,10 @@
 """Retrieval evaluation of whole arrays: what ``exactknn evaluate`` computes. NumPy and the core only.
 
     embeddings, labels --Task.of--> Task: rows, and the class of each as a number
-    Task, metrics, k --> how many neighbours each metric looks at
-        few, or fewer than are relevant --_neighbour_blocks--> neighbours --> Hits --+--> one value per query and metric
-        else ----------------------------blocks_of_ranks-----> ranks ------> Hits --+--> counts by rank, for curves
-        neighbours --> classes ----------------------------------------------------> votes, nearest class
+    Task, metrics, k --engine.plan--> ranks, neighbours or both, in blocks of queries
+        ranks, or relevance of neighbours --> Hits --+--> one value per query and metric
+                                                     +--> counts by rank, for curves
+        classes of neighbours --> votes, nearest class
     Task --pair_sample--> distances of same-class and of other-class pairs
 
 The queries pass in blocks, so memory grows neither with queries x references nor with queries x neighbours.
@@ -12,25 +12,21 @@ The queries pass in blocks, so memory grows neither with queries x references no
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from exactknn import _core
-from exactknn._arrays import blocks
-from exactknn._arrays.blocks import rows_in
-from exactknn._neighbours import without_self
+from exactknn._arrays.blocks import small_blocks
 from exactknn._progress import Report, part_of
+from exactknn._references import References
 from exactknn._retrieval import engine
-from exactknn._retrieval.engine import blocks_of_ranks, ranks_of
 from exactknn._retrieval.groups import Groups
 from exactknn._retrieval.hits import Hits
 from exactknn._retrieval.metrics import (
     UP_TO_RELEVANT,
-    values_of,
 )
 from exactknn._retrieval.names import (
     check_metrics,
@@ -44,16 +40,6 @@ Array = npt.NDArray[Any]
 Neighbours = int | Literal["all", "max"]
 CURVE_NEIGHBOURS = 100
 """Neighbours up to which the curves go."""
-
-
-@dataclass(frozen=True)
-class _Neighbours:
-    """The nearest references of some queries, themselves left out, nearest first."""
-
-    values: Array
-    """Their distances, ``(b, k)``."""
-    classes: Ints
-    """``(b, k)``."""
 
 
 @dataclass(frozen=True)
@@ -121,36 +107,35 @@ def evaluate(
     relevant_counts = np.diff(groups.offsets)[task.query_class] - task.excludes_self
     most = int(relevant_counts.max(initial=0))
     resolved = {"all": task.candidates, "max": most}[k] if isinstance(k, str) else min(k, task.candidates)
-    gathering = _Gathering(task, metrics, relevant_counts, resolved, most, details)
+    gathering = _Gathering(task, metrics, relevant_counts, resolved, details)
     if most:
         _search(gathering, groups, num_threads, progress)
-    return Evaluation(gathering.values, relevant_counts, resolved, gathering.details if details else None)
+    return Evaluation(gathering.values(metrics), relevant_counts, resolved, gathering.details if details else None)
 
 
 class _Gathering:
     """Takes what the searches find, block by block."""
 
-    def __init__(
-        self, task: Task, metrics: Sequence[str], relevant_counts: Ints, resolved: int, most: int, details: bool
-    ) -> None:
+    def __init__(self, task: Task, metrics: Sequence[str], relevant_counts: Ints, resolved: int, details: bool) -> None:
         n = len(task.query_class)
         self.task = task
         self.relevant_counts = relevant_counts
-        self.resolved = resolved
-        self.values = {name: np.full(n, np.nan) for name in metrics}
-        self.ranked = {name: metric for name in metrics if (metric := metric_named(name)) is not None}
-        self.votes = {name: vote for name in metrics if (vote := vote_named(name)) is not None}
+        ranked = {name: metric for name in metrics if (metric := metric_named(name)) is not None}
+        self._scores = engine.Scores(ranked, n, resolved)
+        votes = {name: vote for name in metrics if (vote := vote_named(name)) is not None}
+        self._votes = {name: (vote, np.full(n, np.nan)) for name, vote in votes.items()}
         curve = min(CURVE_NEIGHBOURS, task.candidates) if details else 0
         self.details = Details(np.zeros(curve, np.int64), np.zeros(curve, np.int64), np.full(n, -1, np.int64))
-        wanted = [metric.depth(resolved, most, task.candidates) for metric in self.ranked.values()]
-        self.depth = max([curve, *wanted])
-        """Neighbours whose relevance is wanted."""
-        self.classes_wanted = min(max([int(details), *(vote.k for vote in self.votes.values())]), task.candidates)
-        """Neighbours whose classes are wanted."""
+        depth = engine.depth_of(ranked.values(), resolved, relevant_counts, task.candidates)
+        classes_wanted = max([int(details), *(vote.k for vote in votes.values())])
+        self.plan = engine.plan(resolved, max(depth, curve), min(classes_wanted, task.candidates), relevant_counts)
+
+    def values(self, metrics: Sequence[str]) -> dict[str, Floats]:
+        votes = {name: values for name, (_, values) in self._votes.items()}
+        return {name: {**self._scores.values, **votes}[name] for name in metrics}
 
     def take_hits(self, start: int, stop: int, hits: Hits) -> None:
-        for name, values in values_of(self.ranked, hits, self.resolved).items():
-            self.values[name][start:stop] = values
+        self._scores.take(start, stop, hits)
         curve = len(self.details.first_at)
         if curve:
             first = hits.first_rank
@@ -160,77 +145,34 @@ class _Gathering:
             ):
                 counts += np.bincount(ranks, minlength=curve + 1)[1:]
 
-    def take_neighbours(self, start: int, stop: int, neighbours: _Neighbours) -> None:
+    def take_neighbours(self, start: int, stop: int, distances: Array, classes: Ints) -> None:
+        """Take distances and classes of the nearest references, ``(stop - start, k)``, nearest first."""
         own = self.task.query_class[start:stop]
-        counted = self.relevant_counts[start:stop] > 0
-        self.details.nearest_class[start:stop] = neighbours.classes[:, 0]
-        for name, vote in self.votes.items():
-            columns = vote.winners(neighbours.classes, neighbours.values)
-            winners = np.take_along_axis(neighbours.classes, columns[:, None], axis=1)[:, 0]
-            self.values[name][start:stop] = np.where(counted, winners == own, np.nan)
+        counts = self.relevant_counts[start:stop]
+        if not self.plan.by_rank:
+            self.take_hits(start, stop, Hits.from_relevance(classes == own[:, np.newaxis], counts))
+        self.details.nearest_class[start:stop] = classes[:, 0]
+        for vote, values in self._votes.values():
+            columns = vote.winners(classes, distances)
+            winners = np.take_along_axis(classes, columns[:, None], axis=1)[:, 0]
+            values[start:stop] = np.where(counts > 0, winners == own, np.nan)
 
 
 def _search(gathering: _Gathering, groups: Groups, num_threads: int | None, progress: Report | None) -> None:
-    task, counts = gathering.task, gathering.relevant_counts
-    by_rank = engine.ranks_pay(gathering.depth, counts)
-    columns = gathering.classes_wanted if by_rank else max(gathering.depth, gathering.classes_wanted)
-    stages = _Stages(progress, number=int(by_rank) + int(columns > 0))
-    if by_rank:
-        for start, stop in blocks_of_ranks(counts):
-            offsets, ranks = ranks_of(
-                task.rows.query[start:stop],
-                task.reference,
-                task.distance,
-                groups.part(start, stop),
-                exclude_self=task.excludes_self,
-                first_row=start,
-                bfloat16=task.rows.bfloat16,
-                num_threads=num_threads,
-                progress=stages.part(start, stop, len(counts)),
-                p=task.p,
-            )
-            gathering.take_hits(start, stop, Hits(ranks, offsets, counts[start:stop], task.candidates))
-        stages.next()
-    if columns:
-        for start, stop, neighbours in _neighbour_blocks(task, columns, num_threads, stages):
-            if not by_rank:
-                relevance = neighbours.classes == task.query_class[start:stop, None]
-                gathering.take_hits(start, stop, Hits.from_relevance(relevance, counts[start:stop]))
-            gathering.take_neighbours(start, stop, neighbours)
-
-
-def _neighbour_blocks(
-    task: Task, k: int, num_threads: int | None, stages: _Stages
-) -> Iterator[tuple[int, int, _Neighbours]]:
-    """The ``k`` nearest references of the queries from ``start`` to ``stop``, at least one."""
-    n = len(task.query_class)
-    step = rows_in(blocks.BLOCK_ELEMENTS, k)
-    if n <= step:
-        values, indices = _knn(task, slice(None), k, task.excludes_self, num_threads, stages.part(0, n, n))
-        yield 0, n, _Neighbours(values, task.reference_class[indices])
-        return
-    for start in range(0, n, step):
-        stop = min(start + step, n)
-        report = stages.part(start, stop, n)
-        found = _knn(task, slice(start, stop), k + task.excludes_self, False, num_threads, report)
-        values, indices = without_self(*found, start) if task.excludes_self else found
-        yield start, stop, _Neighbours(values, task.reference_class[indices])
-
-
-def _knn(
-    task: Task, queries: slice, k: int, exclude_self: bool, num_threads: int | None, progress: Report | None
-) -> tuple[Array, Ints]:
-    return _core.knn(
-        task.rows.query[queries],
-        None if exclude_self else task.reference,
-        k,
-        task.distance,
-        exclude_self=exclude_self,
-        bfloat16=task.rows.bfloat16,
-        num_threads=num_threads,
-        progress=progress,
-        p=task.p,
+    task, counts, plan = gathering.task, gathering.relevant_counts, gathering.plan
+    references = References(
+        task.rows, task.distance, p=task.p, exclude_self=task.excludes_self, num_threads=num_threads
     )
+    stages = _Stages(progress, len(counts), number=int(plan.by_rank) + int(plan.columns > 0))
+    if plan.by_rank:
+        of_classes = engine.group_blocks(groups, counts)
+        for block in engine.counted(references, of_classes, counts, task.candidates, stages.part):
+            gathering.take_hits(*block)
+        stages.next()
+    if plan.columns:
+        for start, stop in small_blocks(len(counts), plan.columns):
+            distances, rows = references.knn(start, stop, plan.columns, stages.part(start, stop))
+            gathering.take_neighbours(start, stop, distances, task.reference_class[rows])
 
 
 @dataclass
@@ -238,14 +180,14 @@ class _Stages:
     """One finished fraction of several searches, each in blocks."""
 
     progress: Report | None
+    n: int
     number: int
     finished: int = field(default=0, init=False)
 
-    def part(self, start: int, stop: int, of: int) -> Report | None:
-        """What a search is to call that does the part from ``start`` to ``stop`` of this stage."""
-        return part_of(
-            self.progress, (self.finished + start / of) / self.number, (self.finished + stop / of) / self.number
-        )
+    def part(self, start: int, stop: int) -> Report | None:
+        """Return what is told the finished fraction of the queries from ``start`` to ``stop`` in this stage."""
+        before, after = (self.finished + row / self.n for row in (start, stop))
+        return part_of(self.progress, before / self.number, after / self.number)
 
     def next(self) -> None:
         """The stage is done."""

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from exactknn._arrays.dtypes import common_dtype
+from exactknn._arrays.sizes import check_sizes
 from exactknn._stream.rows import Rows, Stream, dtype_of
 
 BLOCK_BYTES = 1 << 27
@@ -63,20 +64,8 @@ def check_shapes(queries: Rows, references: Rows | Stream, search: Search) -> No
             "query and reference must have the same number of columns, "
             f"got {queries.dimension} and {references.dimension}"
         )
-    k, rows = search.k, references.rows
-    if rows is None:  # the core refuses at the end
-        return
-    if search.exclude_self and rows < queries.rows:
-        raise ValueError(
-            "the reference must begin with the queries when self is excluded: "
-            f"wanted at least {queries.rows} references, got {rows}"
-        )
-    if k > rows:
-        raise ValueError(f"k must be at most the number of references, got k={k} with {rows} references")
-    if search.exclude_self and k > 0 and k == rows:
-        raise ValueError(
-            f"k must be at most the number of references without the query itself, got k={k} with {rows} references"
-        )
+    if references.rows is not None:  # else the core refuses at the end
+        check_sizes(queries.rows, references.rows, search.k, search.exclude_self)
 
 
 def plan_blocks(

@@ -26,8 +26,8 @@ import numpy.typing as npt
 from exactknn import _core
 from exactknn._arrays.dtypes import Matrix, converted
 from exactknn._arrays.matrix import as_view, is_blocks
-from exactknn._neighbours import without_self
 from exactknn._progress import Report, part_of
+from exactknn._references import without_self
 from exactknn._stream.plan import (
     Plan,
     Search,
@@ -179,7 +179,7 @@ class ResumableSearch:
         found: tuple[Array, Array] = block.result()
         if self._in_parts:
             if self._search.exclude_self:
-                found = without_self(*found, first)
+                found = without_self(*found, np.arange(first, stop))
             self._distances[first:stop], self._indices[first:stop] = found
             self._at = (stop, None)
         return found

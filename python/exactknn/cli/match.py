@@ -21,6 +21,7 @@ from exactknn._arrays.matrix import Pair, as_pair
 from exactknn._io.outputs import PAIR_SUFFIXES, Pairs, write_pairs
 from exactknn._io.paths import check_output_suffix
 from exactknn._progress import Report, part_of
+from exactknn._references import References
 from exactknn.cli.console import CommandError, print_line, searching
 from exactknn.cli.files import common_dtype, input_paths, open_inputs, put_in_place, stage
 from exactknn.cli.options import FORMATS, add_inputs, add_running, new_command, real
@@ -146,27 +147,20 @@ def matches(
     start, rows = 0, min(_FIRST_CELLS // max(1, len(searched)) + 1, _BLOCK_QUERIES)
     # No distance is below zero: this only finds a row that is not finite, by its number in the file.
     _core.radius(pair.query, pair.reference, -1.0, "sqeuclidean", num_threads=num_threads)
+    references = References(pair, metric, p=p, exclude_self=exclude_self, num_threads=num_threads)
     while start < n:
         stop = min(start + rows, n)
         # Among themselves the lower row is the query: rows before a block have met it when they were queries.
         first = start if among_themselves else 0
-        indptr, found, distances = _core.radius(
-            pair.query[start:stop],
-            searched[first:],
-            threshold,
-            metric,
-            sort=False,
-            num_threads=num_threads,
-            progress=part_of(progress, _share(start, n, among_themselves), _share(stop, n, among_themselves)),
-            p=p,
-        )
+        part = part_of(progress, _share(start, n, among_themselves), _share(stop, n, among_themselves))
+        query, reference, distances = references.pairs(start, stop, threshold, since=first, progress=part)
         assert distances is not None, "they were asked for"
-        query, reference = np.repeat(np.arange(start, stop), np.diff(indptr)), found + first
-        if among_themselves or exclude_self:
-            wanted = reference > query if among_themselves else reference != query
-            query, reference, distances = query[wanted], reference[wanted], distances[wanted]
+        found = len(query)
+        if among_themselves:
+            upper = reference > query
+            query, reference, distances = query[upper], reference[upper], distances[upper]
         yield Pairs(query, reference, distances)
-        start, rows = stop, min(rows * _BLOCK_PAIRS // max(1, len(found)), 2 * rows, _BLOCK_QUERIES)
+        start, rows = stop, min(rows * _BLOCK_PAIRS // max(1, found), 2 * rows, _BLOCK_QUERIES)
         rows = max(1, rows)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
+from exactknn._arrays.blocks import blocks, rows_in
 from exactknn.distances.base import BaseDistance
 from exactknn.distances.euclidean import euclidean_distances, euclidean_gradients
 
@@ -117,13 +118,12 @@ class _DistancesByDifference(torch.autograd.Function):
         # torch's kernels know no second derivative, which create_graph asks for by leaving recording on.
         kernel = not torch.is_grad_enabled() and mat.device.type in ("cpu", "cuda")
         (n, m), d = mat.shape, query.shape[1]
-        rows = max(1, max(n * m, _MIN_BLOCK_ELEMENTS) // max(1, m * d))
+        rows = rows_in(max(n * m, _MIN_BLOCK_ELEMENTS), m * d)
         if kernel and mat.device.type == "cpu":
             rows = max(1, n)  # this kernel needs no buffer
         grad_query = []
         grad_ref = torch.zeros_like(ref)
-        for start in range(0, n, rows):
-            block = slice(start, start + rows)
+        for block in (slice(*part) for part in blocks(n, rows)):
             if kernel:
                 grad_query.append(_kernel(grad[block], query[block], ref, ctx.p, mat[block]))
                 transposed = (grad[block].t().contiguous(), ref, query[block], ctx.p, mat[block].t().contiguous())

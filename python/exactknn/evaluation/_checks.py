@@ -16,8 +16,12 @@ from torch import Tensor
 
 from exactknn._arrays.blocks import small_blocks
 from exactknn._arrays.scalars import as_count
+from exactknn._arrays.sizes import check_sizes
 from exactknn._retrieval.types import Bools, Floats
 from exactknn.evaluation._dispatch import Names, same_memory
+
+OWN_INCLUDED = "ref_includes_query is set"
+"""What leaves each query out of its neighbours, in words."""
 
 # Largest difference between a query and its own reference row, relative to the row's largest magnitude.
 _SAME_ROW = 1e-5
@@ -125,10 +129,7 @@ def check_inputs(
 
 def _check_own_rows(query: Tensor, query_labels: Tensor, reference: Tensor, reference_labels: Tensor) -> None:
     n = len(query)
-    if len(reference) < n:
-        raise ValueError(
-            f"reference must begin with the {n} query rows when ref_includes_query is set, got {len(reference)} rows"
-        )
+    check_sizes(n, len(reference), 0, True, when=OWN_INCLUDED)
     for start, stop in small_blocks(n, query.shape[1]):
         rows, own = query[start:stop], reference[start:stop]
         if rows.shape[1] == 0 or same_memory(rows, own):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from exactknn._arrays.blocks import small_blocks
-from exactknn._retrieval.engine import blocks_of_ranks
+from exactknn._retrieval.engine import group_blocks
 from exactknn._retrieval.groups import Groups
 from exactknn._retrieval.hits import Hits
 from exactknn._retrieval.types import Bools, Ints
@@ -102,8 +102,7 @@ class Codes:
 
     def groups(self) -> Iterator[tuple[int, int, Groups]]:
         groups = Groups.of_codes(self._classes.codes, self._reference_codes, len(self._classes))
-        for start, stop in blocks_of_ranks(self.relevant_counts):
-            yield start, stop, groups.part(start, stop)
+        return group_blocks(groups, self.relevant_counts)
 
 
 class Compared:

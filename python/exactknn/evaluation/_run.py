@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,17 +13,16 @@ from torch import Tensor
 from exactknn._arrays.scalars import as_count
 from exactknn._retrieval import engine
 from exactknn._retrieval.hits import Hits
-from exactknn._retrieval.metrics import UP_TO_RELEVANT, Metric, values_of
+from exactknn._retrieval.metrics import UP_TO_RELEVANT, Metric
 from exactknn._retrieval.names import metric_named
 from exactknn._retrieval.types import Floats, Ints
-from exactknn.evaluation import knn as _knn
 from exactknn.evaluation._checks import (
     checked_distances,
     checked_indices,
     checked_values,
 )
 from exactknn.evaluation._relevance import Classes, Codes, Compared, Relevance, hit_blocks, row_blocks
-from exactknn.evaluation.knn import CustomKNN, RustKNN
+from exactknn.evaluation.knn import CustomKNN, RustKNN, native_references, torch_blocks
 from exactknn.evaluation.metrics import (
     NO_COMPARISON,
     UNDEFINED,
@@ -36,19 +34,6 @@ if TYPE_CHECKING:
     from exactknn.evaluation.accuracy import AccuracyCalculator
 
 _LOGGER = logging.getLogger("exactknn.evaluation.accuracy")
-
-
-class _Needs(NamedTuple):
-    """How many neighbours an evaluation looks at."""
-
-    resolved: int
-    """For metrics without a number of their own."""
-    for_ranks: int
-    """For the metrics of ranks."""
-    columns: int
-    """To ask the search for."""
-    by_rank: bool
-    """Whether ranks come from a backend of ours, not from those columns."""
 
 
 class Run:
@@ -114,17 +99,17 @@ class Run:
         counted = relevant_counts > 0
         if relevance is not None and not counted.any():
             _LOGGER.warning("no query has a relevant reference: every metric of neighbours is NaN")
-        needs = self._needs(classes, relevant_counts)
-        distances, indices = self._search(needs.columns)
+        plan = self._plan(classes, relevant_counts)
+        distances, indices = self._search(plan.columns)
         reported: dict[str, Any] = {}
         if self.ranked:
             assert relevance is not None, "labels without a meaning of relevant were refused"
-            for name, values in self._ranked_values(relevance, needs, indices).items():
+            for name, values in self._ranked_values(relevance, plan, indices).items():
                 reported[name] = self.calculator._average(values, classes.codes, len(classes), counted)
         for name, metric in self.custom.items():
             if metric.exclude_lone_queries and relevance is None:
                 raise ValueError(NO_COMPARISON)
-            width = self._limit(metric.neighbors, needs.resolved)
+            width = self._limit(metric.neighbors, plan.resolved)
             inputs = self._inputs(relevance, distances[:, :width], indices[:, :width])
             values = checked_values(name, metric.function(inputs), self.n)
             mask = counted if metric.exclude_lone_queries else np.ones(self.n, dtype=bool)
@@ -137,42 +122,34 @@ class Run:
         kwargs["lone_query_labels"] = classes.chosen(lone)
         kwargs["not_lone_query_mask"] = torch.from_numpy(counted).to(self.query.device)
         if self.methods_look:
-            width = min(needs.columns, needs.resolved)
+            width = min(plan.columns, plan.resolved)
             kwargs["knn_labels"] = self.reference_labels[indices[:, :width]]
             kwargs["knn_distances"] = distances[:, :width]
         return reported
 
-    def _needs(self, classes: Classes, relevant_counts: Ints) -> _Needs:
-        most = int(relevant_counts.max())
+    def _plan(self, classes: Classes, relevant_counts: Ints) -> engine.Plan:
         resolved = self._resolved(classes, relevant_counts)
-        self._warn_of_small_k(most)
-        depths = [metric.depth(resolved, most, self.available) for metric in self.ranked.values()]
-        for_ranks = max(depths, default=0) if most else 0
+        self._warn_of_small_k(int(relevant_counts.max()))
+        for_ranks = engine.depth_of(self.ranked.values(), resolved, relevant_counts, self.available)
         given = [self._limit(metric.neighbors, resolved) for metric in self.custom.values()]
         if self.methods_look:
             # A method that needs neighbours may rely on all that k says; another gets what was found for the rest.
             given.append(resolved if self.methods_search else for_ranks)
-        for_given = max(given, default=0)
-        by_rank = (
-            _searches_reference_alone(self.calculator.knn_func)
-            and for_ranks > for_given
-            and engine.ranks_pay(for_ranks, relevant_counts)
-        )
-        return _Needs(resolved, for_ranks, for_given if by_rank else max(for_given, for_ranks), by_rank)
+        can_count = _searches_reference_alone(self.calculator.knn_func)
+        return engine.plan(resolved, for_ranks, max(given, default=0), relevant_counts, can_count=can_count)
 
-    def _ranked_values(self, relevance: Relevance, needs: _Needs, indices: Tensor) -> dict[str, Floats]:
+    def _ranked_values(self, relevance: Relevance, plan: engine.Plan, indices: Tensor) -> dict[str, Floats]:
         """One value per query for each metric of ranks, formed in blocks of queries."""
-        values = {name: np.full(self.n, math.nan) for name in self.ranked}
-        if needs.for_ranks == 0:
-            return values
-        if needs.by_rank:
-            blocks = self._ranks(relevance, needs.for_ranks)
+        scores = engine.Scores(self.ranked, self.n, plan.resolved)
+        if plan.by_rank:
+            blocks = self._counted(relevance, plan.for_ranks)
+        elif plan.for_ranks:
+            blocks = hit_blocks(relevance, indices[:, : plan.for_ranks])
         else:
-            blocks = hit_blocks(relevance, indices[:, : needs.for_ranks])
-        for start, stop, hits in blocks:
-            for name, found in values_of(self.ranked, hits, needs.resolved).items():
-                values[name][start:stop] = found
-        return values
+            blocks = iter(())
+        for block in blocks:
+            scores.take(*block)
+        return scores.values
 
     def _relevance(self, classes: Classes) -> Relevance | None:
         comparison = self.calculator.label_comparison_fn
@@ -220,18 +197,15 @@ class Run:
         indices = checked_indices(torch.as_tensor(indices, device=device), shape, len(self.reference))
         return checked_distances(distances, shape, device), indices
 
-    def _ranks(self, relevance: Relevance, columns: int) -> Iterator[tuple[int, int, Hits]]:
-        """Ranks of the relevant references by a backend of ours, without a matrix of neighbours."""
+    def _counted(self, relevance: Relevance, columns: int) -> Iterator[engine.Block]:
+        """Hits of all queries by a backend of ours, without a matrix of neighbours."""
         _LOGGER.info("evaluating %d queries with k=%d, dimension %d", self.n, columns, self.query.shape[1])
-        knn_func = self.calculator.knn_func
-        counts = relevance.relevant_counts
-        ranks = _knn.native_ranks(knn_func, self.query, self.reference, self.own_included, relevance.groups())
-        if ranks is not None:
-            for start, stop, offsets, found in ranks:
-                yield start, stop, Hits(found, offsets, counts[start:stop], self.available)
+        knn_func, counts = self.calculator.knn_func, relevance.relevant_counts
+        references = native_references(knn_func, self.query, self.reference, self.own_included)
+        if references is not None:
+            yield from engine.counted(references, relevance.groups(), counts, self.available)
             return
-        blocks = _knn.torch_blocks(knn_func, self.query, columns, self.reference, self.own_included)
-        for start, stop, indices in blocks:
+        for start, stop, indices in torch_blocks(knn_func, self.query, columns, self.reference, self.own_included):
             yield start, stop, Hits.from_relevance(relevance.of_neighbours(start, stop, indices), counts[start:stop])
 
     def _inputs(self, relevance: Relevance | None, distances: Tensor, indices: Tensor) -> RetrievalInputs:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from exactknn._arrays.blocks import blocks
 from exactknn.distances import (
     BatchedDistance,
 )
@@ -78,8 +79,8 @@ def each_block(
             batched.iter_fn = checked
             batched(query, reference)
         else:
-            for start in range(0, len(query), rows):
-                checked(distance(query[start : start + rows], reference), start, start + rows)
+            for start, stop in blocks(len(query), rows):
+                checked(distance(query[start:stop], reference), start, stop)
 
 
 def is_batched(distance: Any) -> bool:

@@ -27,8 +27,9 @@ from torch import Tensor
 
 from exactknn._arrays.matrix import as_matrix
 from exactknn._arrays.scalars import as_count
+from exactknn._arrays.sizes import check_sizes
 from exactknn.distances.base import check_floating
-from exactknn.evaluation._checks import check_finite
+from exactknn.evaluation._checks import OWN_INCLUDED, check_finite
 from exactknn.evaluation._torch_blocks import Neighbours, without_self
 
 _LOGGER = logging.getLogger(__name__)
@@ -363,17 +364,7 @@ def _check_sizes(index: Any, rows: Tensor, added: Tensor | None, searched: int, 
     if added is not None:
         _check_dimension(index, added, "reference")
         total += len(added)
-    if own_included and total < len(rows):
-        raise ValueError(
-            f"the index must begin with the {len(rows)} query rows when ref_includes_query is set, got {total} rows"
-        )
-    available = max(total - own_included, 0)
-    if searched - own_included > available:
-        own = " besides the query itself" if own_included else ""
-        raise ValueError(
-            f"k must be at most the number of rows in the index{own}, {available} of {total}, "
-            f"got {searched - own_included}"
-        )
+    check_sizes(len(rows), total, searched - own_included, own_included, when=OWN_INCLUDED, where="index")
 
 
 # --- Faiss ----------------------------------------------------------------------------------------------------------

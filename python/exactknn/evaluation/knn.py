@@ -17,22 +17,21 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from exactknn import Index, _core
-from exactknn._arrays.blocks import BLOCK_ELEMENTS, rows_in
+from exactknn import Index
+from exactknn._arrays.blocks import BLOCK_ELEMENTS, blocks, rows_in
 from exactknn._arrays.matrix import as_matrix
 from exactknn._arrays.scalars import as_count, as_flag
-from exactknn._retrieval.engine import ranks_of
-from exactknn._retrieval.groups import Groups
-from exactknn._retrieval.types import Ints
+from exactknn._arrays.sizes import check_sizes
+from exactknn._references import References
 from exactknn.distances import LpDistance
 from exactknn.distances.base import result_dtype
-from exactknn.evaluation._checks import check_distance, check_embeddings, check_finite
+from exactknn.evaluation._checks import OWN_INCLUDED, check_distance, check_embeddings, check_finite
 from exactknn.evaluation._device.filter import search as device_search
 from exactknn.evaluation._device.values import METRICS as DEVICE_METRICS
 from exactknn.evaluation._dispatch import (
@@ -304,7 +303,7 @@ class RustKNN:
         else:
             index = self._new_index()
         added = 0 if reference is None else len(as_matrix(reference, "reference").array)
-        _check_sizes(queries, len(index) + added, count, own_included, "index")
+        check_sizes(queries, len(index) + added, count, own_included, when=OWN_INCLUDED, where="index")
         if reference is not None:
             index.add(reference)
         _log_search(query, count, len(index))
@@ -338,40 +337,28 @@ class RustKNN:
 def _native_search(
     support: NativeSupport, query: Tensor, k: int, reference: Tensor, exclude_self: bool, num_threads: int | None
 ) -> Neighbours:
-    pair = native_pair(query, reference)
     assert support.metric is not None, "the callers search with torch otherwise"
-    distances, indices = _core.knn(
-        pair.query,
-        pair.reference,
-        k,
+    references = References(
+        native_pair(query, reference),
         support.metric,
-        exclude_self=bool(exclude_self),
-        bfloat16=pair.bfloat16,
-        num_threads=num_threads,
         p=support.p,
+        exclude_self=bool(exclude_self),
+        num_threads=num_threads,
     )
+    distances, indices = references.knn(0, len(query), k)
     return torch.from_numpy(distances), torch.from_numpy(indices)
 
 
-def native_ranks(
-    knn_func: CustomKNN | RustKNN,
-    query: Tensor,
-    reference: Tensor,
-    exclude_self: bool,
-    blocks: Iterable[tuple[int, int, Groups]],
-) -> Iterator[tuple[int, int, Ints, Ints]] | None:
-    """Ranks of each query's relevant references, as the search of ``knn_func`` orders all references.
+def native_references(
+    knn_func: CustomKNN | RustKNN, query: Tensor, reference: Tensor, exclude_self: bool
+) -> References | None:
+    """Return the references as the core searches them for ``knn_func``; ``None`` where it does not know the distance.
 
     Args:
         knn_func: whose distance to use.
         query: ``(n, d)``.
         reference: ``(m, d)``.
         exclude_self: query ``i`` is reference row ``i``, and left out.
-        blocks: of queries, from the first to the last: start, stop, and the relevant references.
-
-    Returns:
-        ``(start, stop, offsets, ranks)`` of each block, the last two as in `Hits`; ``None`` where the core does not
-        search with this distance.
     """
     support = knn_func.native_support(query, reference)
     if support.metric is None:
@@ -381,32 +368,14 @@ def native_ranks(
         # The core counts on copies in its own memory: a device would have to sort all references.
         copy = query.cpu()
         support, query, reference = known, copy, copy if same_memory(query, reference) else reference.cpu()
-    return _ranks(support, knn_func, query, reference, exclude_self, blocks)
-
-
-def _ranks(
-    support: NativeSupport,
-    knn_func: CustomKNN | RustKNN,
-    query: Tensor,
-    reference: Tensor,
-    exclude_self: bool,
-    blocks: Iterable[tuple[int, int, Groups]],
-) -> Iterator[tuple[int, int, Ints, Ints]]:
-    assert support.metric is not None, "the caller asked"
-    pair = native_pair(query, reference)
-    for start, stop, groups in blocks:
-        offsets, ranks = ranks_of(
-            pair.query[start:stop],
-            pair.searched,
-            support.metric,
-            groups,
-            exclude_self=exclude_self,
-            first_row=start,
-            bfloat16=pair.bfloat16,
-            num_threads=knn_func.num_threads if isinstance(knn_func, RustKNN) else None,
-            p=support.p,
-        )
-        yield start, stop, offsets, ranks
+    assert support.metric is not None, "a distance that the core does not know has been left above"
+    return References(
+        native_pair(query, reference),
+        support.metric,
+        p=support.p,
+        exclude_self=exclude_self,
+        num_threads=knn_func.num_threads if isinstance(knn_func, RustKNN) else None,
+    )
 
 
 def torch_blocks(
@@ -414,11 +383,10 @@ def torch_blocks(
 ) -> Iterator[tuple[int, int, Tensor]]:
     """``(start, stop, indices)`` of consecutive queries, as a call of ``knn_func`` would return them all."""
     k = _checked(knn_func.distance, query, k, reference, exclude_self)
-    step = knn_func.batch_size or rows_in(BLOCK_ELEMENTS, len(reference))
-    for start in range(0, len(query), step):
-        block = query[start : start + step]
+    for start, stop in blocks(len(query), knn_func.batch_size or rows_in(BLOCK_ELEMENTS, len(reference))):
+        block = query[start:stop]
         _, indices = torch_search(knn_func.distance, block, k, reference, exclude_self, None, first_row=start)
-        yield start, start + len(block), indices
+        yield start, stop, indices
 
 
 def _search_with_torch(
@@ -460,18 +428,8 @@ def _checked(distance: Any, query: Any, k: Any, reference: Any, ref_includes_que
     """Check all that does not depend on the backend; return ``k`` as an ``int``."""
     check_embeddings(distance, query, reference, _NAMES, arrays_go_to="exactknn.knn")
     count = as_count(k, "k", minimum=0)
-    _check_sizes(len(query), len(reference), count, ref_includes_query, "reference")
+    check_sizes(len(query), len(reference), count, bool(ref_includes_query), when=OWN_INCLUDED)
     return count
-
-
-def _check_sizes(n: int, m: int, k: int, own_included: bool, where: str) -> None:
-    """Check that ``m`` rows of ``where`` have ``k`` neighbours for each of ``n`` queries."""
-    if own_included and m < n:
-        raise ValueError(f"{where} must begin with the {n} query rows when ref_includes_query is set, got {m} rows")
-    available = m - 1 if own_included and m else m
-    if k > available:
-        own = " besides the query itself" if own_included else ""
-        raise ValueError(f"k must be at most the number of {where} rows{own}, {available} of {m}, got {k}")
 
 
 def _log_search(query: Tensor, k: int, references: int) -> None:

@@ -26,7 +26,9 @@ import torch
 from torch import Tensor
 
 from exactknn import _core
+from exactknn._arrays.blocks import blocks, rows_in
 from exactknn._arrays.scalars import as_real
+from exactknn._references import References
 from exactknn.distances.base import autocast_off, result_dtype
 from exactknn.evaluation._checks import check_distance, check_embeddings, check_finite
 from exactknn.evaluation._dispatch import NativeSupport, native_pair, native_support
@@ -112,9 +114,8 @@ class MatchFinder:
         if support.metric is not None:
             search = _NativeSearch(support, query, reference, number, bool(self.distance.is_inverted))
             cells = np.zeros(n * m, dtype=np.bool_)
-            step = max(1, max(_BLOCK_CELLS, n * m // _MOST_BLOCKS) // max(1, m))
-            for start in range(0, n, step):
-                places, columns = search.matches(start, min(start + step, n))
+            for start, stop in blocks(n, rows_in(max(_BLOCK_CELLS, n * m // _MOST_BLOCKS), m)):
+                places, columns = search.matches(start, stop)
                 places *= m
                 places += columns
                 cells[places] = True
@@ -287,28 +288,17 @@ class _NativeSearch:
         check_finite(query, _NAMES[0])
         if reference is not query:
             check_finite(reference, _NAMES[1])
-        self.support = support
-        self.pair = native_pair(query, reference)
+        assert support.metric is not None, "the callers measure with torch otherwise"
+        self.m = len(reference)
+        self.references = References(native_pair(query, reference), support.metric, p=support.p)
         self.bound = _core_bound(threshold, _dtype_of_values(support, query, reference), inverted)
 
     def matches(self, start: int, stop: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Query and reference rows of the matches of the queries from ``start`` to ``stop``, row by row."""
-        reference = self.pair.searched
         if self.bound is None:
-            columns = np.tile(np.arange(len(reference)), stop - start)
-            return np.repeat(np.arange(start, stop), len(reference)), columns
-        assert self.support.metric is not None, "the callers measure with torch otherwise"
-        indptr, columns, _ = _core.radius(
-            self.pair.query[start:stop],
-            reference,
-            self.bound,
-            self.support.metric,
-            return_distances=False,
-            sort=False,
-            bfloat16=self.pair.bfloat16,
-            p=self.support.p,
-        )
-        return np.repeat(np.arange(start, stop), np.diff(indptr)), columns
+            return np.repeat(np.arange(start, stop), self.m), np.tile(np.arange(self.m), stop - start)
+        query, columns, _ = self.references.pairs(start, stop, self.bound, return_distances=False)
+        return query, columns
 
 
 def _as_threshold(value: Any) -> float:

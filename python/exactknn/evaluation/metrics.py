@@ -19,7 +19,7 @@ from torch import Tensor
 
 from exactknn._arrays.blocks import small_blocks
 from exactknn._arrays.scalars import as_count, as_real
-from exactknn._retrieval.votes import VOTES_AT_ONCE, Vote
+from exactknn._retrieval.votes import Vote, vote_blocks
 from exactknn.evaluation._relevance import Classes
 
 WEIGHTS = ("uniform", "softmax")
@@ -209,9 +209,7 @@ class _VoteIsRight:
             return torch.zeros(n, dtype=torch.float64, device="cpu")
         distances = None if self.vote.temperature is None else _given(inputs, "knn_distances")
         winners = np.empty(n, np.int64)
-        step = max(1, VOTES_AT_ONCE // k)
-        for start in range(0, n, step):
-            part = slice(start, start + step)
+        for part in (slice(*block) for block in vote_blocks(n, k)):
             # Numbered within a block: classes are compared within a row only.
             classes = Classes(labels[part].reshape(-1, *labels.shape[2:])).codes.reshape(-1, k)
             values = None if distances is None else distances[part].cpu().double().numpy()

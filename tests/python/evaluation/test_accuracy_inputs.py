@@ -169,7 +169,11 @@ def test_what_is_refused(arguments, error, message):
 @pytest.mark.parametrize(
     ("reference", "labels", "message"),
     [
-        (LINE[:3], LINE_LABELS[:3], "reference must begin with the 6 query rows .* got 3 rows"),
+        (
+            LINE[:3],
+            LINE_LABELS[:3],
+            "must begin with the queries when ref_includes_query is set: .* 6 references, got 3",
+        ),
         (LINE.flip(0), LINE_LABELS, "row 0 differs"),
         (LINE + column(0, 0, 0, 1e-3, 0, 0), LINE_LABELS, "row 3 differs"),
         (LINE + column(1e-9, 0, 0, 0, 0, 0), LINE_LABELS, "row 0 differs"),

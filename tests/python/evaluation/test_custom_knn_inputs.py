@@ -53,10 +53,10 @@ class TestRefusals:
     def test_k_beyond_the_references(self, distance, batch_size):
         knn = CustomKNN(distance, batch_size)
         assert knn(self.query, 6, self.reference)[0].shape == (4, 6)
-        with pytest.raises(ValueError, match=r"k must be at most the number of reference rows, 6 of 6, got 7"):
+        with pytest.raises(ValueError, match="k must be at most the number of references, got k=7 with 6 references"):
             knn(self.query, 7, self.reference)
         assert knn(self.reference, 5, self.reference, True)[0].shape == (6, 5)
-        with pytest.raises(ValueError, match=r"k must be at most .* besides the query itself, 5 of 6, got 6"):
+        with pytest.raises(ValueError, match="without the query itself, got k=6 with 6 references"):
             knn(self.reference, 6, self.reference, True)
 
     def test_k_of_another_kind(self, distance, batch_size):
@@ -74,7 +74,7 @@ class TestRefusals:
             distances, indices = knn(query, k, self.reference, flag)
             assert distances.shape == indices.shape == (len(query), k)
             assert (distances.dtype, indices.dtype) == (torch.float32, torch.long)
-        with pytest.raises(ValueError, match="k must be at most the number of reference rows, 0 of 0, got 1"):
+        with pytest.raises(ValueError, match="k must be at most the number of references, got k=1 with 0 references"):
             knn(self.query, 1, self.reference[:0])
 
     def test_shapes(self, distance, batch_size):
@@ -85,7 +85,7 @@ class TestRefusals:
             knn(self.query, 1, self.reference[None])
         with pytest.raises(ValueError, match="same dimension, got 3 and 2"):
             knn(self.query, 1, self.reference[:, :2])
-        with pytest.raises(ValueError, match=r"reference must begin with the 6 query rows .* got 4 rows"):
+        with pytest.raises(ValueError, match=r"must begin with the queries .* wanted at least 6 references, got 4"):
             knn(self.reference, 1, self.query, True)
 
     def test_types(self, distance, batch_size):

@@ -37,7 +37,7 @@ def by_core(monkeypatch):
         counted.append(len(query))
         return _core.knn(query, *args, **kwargs)
 
-    monkeypatch.setattr("exactknn.evaluation._device.filter._core", SimpleNamespace(knn=count))
+    monkeypatch.setattr("exactknn._references._core", SimpleNamespace(knn=count))
     return counted
 
 

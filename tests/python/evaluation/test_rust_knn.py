@@ -119,7 +119,7 @@ def test_copies():
 def test_refusals():
     knn = RustKNN()
     query, reference = rows(3, 2), rows(4, 2)
-    with pytest.raises(ValueError, match="k must be at most the number of reference rows, 4 of 4, got 5"):
+    with pytest.raises(ValueError, match="k must be at most the number of references, got k=5 with 4 references"):
         knn(query, 5, reference)
     with pytest.raises(TypeError, match="query must be a torch tensor, got ndarray"):
         knn(query.numpy(), 1, reference)

@@ -104,7 +104,7 @@ def test_the_index_is_dropped_after_a_call_failed_or_not(k):
     if k == 3:
         assert_same(knn(rows(2, seed=1), k), RustKNN()(rows(2, seed=1), k, rows(10)))
     else:
-        with pytest.raises(ValueError, match="k must be at most the number of index rows, 10 of 10, got 50"):
+        with pytest.raises(ValueError, match="k must be at most the number of references, got k=50 with 10 references"):
             knn(rows(2, seed=1), k)
     assert knn.index is None
 
@@ -134,9 +134,9 @@ def test_each_call_has_an_index_of_its_own():
         (rows(2) * torch.nan, 1, False, ValueError, "query must be finite, got NaN in row 0"),
         (rows(2), 1.0, False, TypeError, "k must be an integer"),
         (rows(2), -1, False, ValueError, "k must be at least 0"),
-        (rows(2), 9, False, ValueError, "k must be at most the number of index rows, 8 of 8, got 9"),
-        (rows(2), 8, True, ValueError, "index rows besides the query itself, 7 of 8, got 8"),
-        (rows(9), 1, True, ValueError, "index must begin with the 9 query rows"),
+        (rows(2), 9, False, ValueError, "k must be at most the number of references, got k=9 with 8 references"),
+        (rows(2), 8, True, ValueError, "without the query itself, got k=8 with 8 references"),
+        (rows(9), 1, True, ValueError, "the index must begin with the queries when ref_includes_query is set"),
     ],
 )
 def test_a_call_that_is_refused_adds_no_row(query, k, own, error, message):

@@ -178,7 +178,7 @@ def test_infinite_distances_have_equal_votes():
 
 
 def test_nothing_is_searched_when_every_query_is_lone(monkeypatch):
-    monkeypatch.setattr("exactknn._retrieval.evaluate._core", None)
+    monkeypatch.setattr("exactknn._references._core", None)
     evaluation = evaluate_task(task_of(POINTS, range(6)), [*BUILT_IN, *OTHERS], details=True)
     assert all(np.isnan(values).all() for values in evaluation.values.values())
     assert not evaluation.counted.any()

@@ -22,13 +22,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from exactknn import _core
+from exactknn._arrays.blocks import blocks
+from exactknn._references import References
 from exactknn.distances.base import autocast_off
 from exactknn.evaluation._device import memory
 from exactknn.evaluation._device.memory import LEAST_BYTES
 from exactknn.evaluation._device.values import Values, norm_of, normalizes
 from exactknn.evaluation._dispatch import NativeSupport, native_pair
-from exactknn.evaluation._torch_blocks import without_self
 
 # Devices whose float64 arithmetic is IEEE's. Elsewhere the rows kept are measured on the CPU.
 _FLOAT64_DEVICES = ("cpu", "cuda")
@@ -112,19 +112,15 @@ def search(
             remaining = remaining[~certified]  # here the device is waited for
             if len(remaining) == 0:
                 return distances, indices
-        pair = native_pair(query[remaining].cpu(), reference.cpu())
-        # These are not the first rows, so that each finds itself first, and drops what it found.
-        answer = _core.knn(
-            pair.query,
-            pair.searched,
-            k + exclude_self,
+        references = References(
+            native_pair(query[remaining].cpu(), reference.cpu()),
             support.metric,
-            bfloat16=pair.bfloat16,
+            exclude_self=exclude_self,
+            own=remaining.cpu().numpy(),
             num_threads=num_threads,
         )
+        answer = references.knn(0, len(remaining), k)
         values, found = torch.from_numpy(answer[0]), torch.from_numpy(answer[1])
-        if exclude_self:
-            values, found = without_self(values, found, remaining.cpu())
         distances[remaining], indices[remaining] = values.to(device), found.to(device)
     return distances, indices
 
@@ -210,11 +206,10 @@ class _Filter:
         best = query.new_full((n, self.kept), -math.inf, dtype=self.level.dtype)
         rows = query.new_zeros((n, self.kept), dtype=torch.long)
         sound = query.new_ones(n, dtype=torch.bool)
-        for start in range(0, m, columns):
-            references = self._references(self.reference[start : start + columns])
+        for start, end in blocks(m, columns):
+            references = self._references(self.reference[start:end])
             here = len(references) - 1
-            for first in range(0, n, step):
-                part = slice(first, first + step)
+            for part in (slice(*block) for block in blocks(n, step)):
                 queries, usable = self._queries(query[part])
                 keys = queries @ references.T
                 sound[part] &= usable & (keys[:, here] == self.level.probe)
