@@ -22,7 +22,7 @@ import numpy.typing as npt
 from exactknn import _core, _progress
 from exactknn._arrays.dtypes import HELD_BY, Matrix, as_dtype_name, converted, rounded
 from exactknn._arrays.matrix import as_array, as_matrix
-from exactknn._arrays.scalars import as_count, as_exponent, as_flag, as_real
+from exactknn._arrays.scalars import as_count, as_exponent, as_flag, as_optional_count, as_real
 from exactknn._progress import Progress
 
 
@@ -70,7 +70,7 @@ class Index:
         self._metric = checked.metric
         self._p = checked.p
         self._dtype = None if dtype is None else as_dtype_name(dtype, "dtype")
-        self._num_threads = None if num_threads is None else as_count(num_threads, "num_threads", minimum=1)
+        self._num_threads = as_optional_count(num_threads, "num_threads")
         self._native: _core.Index | None = None
         # Held to put an index in place of another, never while one is filled: a forked child must find it free.
         self._lock = threading.Lock()

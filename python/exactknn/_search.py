@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from exactknn import _core, _progress
 from exactknn._arrays.matrix import as_pair, is_blocks
-from exactknn._arrays.scalars import METRICS, as_bytes, as_count, as_exponent, as_flag, as_real
+from exactknn._arrays.scalars import METRICS, as_bytes, as_count, as_exponent, as_flag, as_optional_count, as_real
 from exactknn._progress import Progress
 
 
@@ -73,8 +73,7 @@ def knn(
     """
     p = _check_metric(metric, p)
     count = None if k is None else as_count(k, "k", minimum=0)
-    if num_threads is not None:
-        num_threads = as_count(num_threads, "num_threads", minimum=1)
+    num_threads = as_optional_count(num_threads, "num_threads")
     exclude_self = _whether_to_exclude_self(exclude_self, reference)
     if max_memory is not None or is_blocks(reference):
         # Files and threads, which no other search needs.
@@ -210,8 +209,7 @@ def radius(
     exclude_self = _whether_to_exclude_self(exclude_self, reference)
     with_distances = as_flag(return_distances, "return_distances")
     by_value = with_distances if sort is None else as_flag(sort, "sort")
-    if num_threads is not None:
-        num_threads = as_count(num_threads, "num_threads", minimum=1)
+    num_threads = as_optional_count(num_threads, "num_threads")
     pair = as_pair(query, reference)
     with _progress.reporting(progress) as report:
         indptr, indices, distances = _core.radius(

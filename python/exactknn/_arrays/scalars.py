@@ -34,6 +34,11 @@ def as_count(value: Any, name: str, *, minimum: int) -> int:
     return count
 
 
+def as_optional_count(value: Any, name: str) -> int | None:
+    """Return ``value`` as an ``int`` of at least 1, or ``None`` as it is. Raises what `as_count` raises."""
+    return None if value is None else as_count(value, name, minimum=1)
+
+
 def as_bytes(value: Any, name: str) -> int:
     """Return a number of bytes, given as an integer or as a text such as ``"2GB"``, ``"512 MiB"`` or ``"1.5 GB"``.
 

@@ -15,7 +15,8 @@ import argparse
 import contextlib
 import math
 import os
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -39,6 +40,11 @@ from exactknn._stream.search import ResumableSearch
 from exactknn.cli.console import CommandError, print_line, searching, warn
 from exactknn.cli.files import check_apart, common_dtype, input_paths, open_inputs, put_in_place, stage
 from exactknn.cli.options import FORMATS, add_inputs, add_memory, add_running, new_command, positive
+
+OpenOutputs = Callable[[VectorFile, VectorFile | None, argparse.Namespace, contextlib.ExitStack], list[OutputFile]]
+"""Checks where the results of query and reference go and stages the files there, that of the neighbours first."""
+Write = Callable[[OutputFile, VectorFile, VectorFile | None, argparse.Namespace, Any, Any], None]
+"""Writes distances and indices of the neighbours to a staged file."""
 
 _DESCRIPTION = """\
 Find the k nearest reference vectors of every query vector.
@@ -83,36 +89,6 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Search, write the result and return the exit code."""
     return find(arguments, _open_outputs, _write)
-
-
-class OpenOutputs(Protocol):
-    """Checks where the results go and stages the files there: first that of the neighbours."""
-
-    def __call__(
-        self,
-        query: VectorFile,
-        reference: VectorFile | None,
-        arguments: argparse.Namespace,
-        stack: contextlib.ExitStack,
-        /,
-    ) -> list[OutputFile]:
-        """Return the staged files."""
-
-
-class Write(Protocol):
-    """Writes the neighbours."""
-
-    def __call__(
-        self,
-        output: OutputFile,
-        query: VectorFile,
-        reference: VectorFile | None,
-        arguments: argparse.Namespace,
-        distances: Any,
-        indices: Any,
-        /,
-    ) -> None:
-        """Write them to the output."""
 
 
 def find(arguments: argparse.Namespace, open_outputs: OpenOutputs, write: Write) -> int:

@@ -26,7 +26,7 @@ from torch import Tensor
 from exactknn import Index
 from exactknn._arrays.blocks import BLOCK_ELEMENTS, blocks, rows_in
 from exactknn._arrays.matrix import as_matrix
-from exactknn._arrays.scalars import as_count, as_flag
+from exactknn._arrays.scalars import as_count, as_flag, as_optional_count
 from exactknn._arrays.sizes import check_sizes
 from exactknn._references import References
 from exactknn.distances import LpDistance
@@ -82,7 +82,7 @@ class CustomKNN:
             if support.metric is None:
                 raise ValueError(f"backend='rust' cannot search with this distance: {support.reason}")
         self.distance = distance
-        self.batch_size = _checked_batch_size(batch_size)
+        self.batch_size = as_optional_count(batch_size, "batch_size")
         self.backend = backend
 
     def __call__(self, query: Tensor, k: int, reference: Tensor, ref_includes_query: bool = False) -> Neighbours:
@@ -171,10 +171,9 @@ class RustKNN:
         if distance is None:
             distance = LpDistance(normalize_embeddings=False, p=2, power=2)
         check_distance(distance)
-        if num_threads is not None:
-            num_threads = as_count(num_threads, "num_threads", minimum=1)
+        num_threads = as_optional_count(num_threads, "num_threads")
         self.distance = distance
-        self.batch_size = _checked_batch_size(batch_size)
+        self.batch_size = as_optional_count(batch_size, "batch_size")
         self.num_threads = num_threads
         self.reset_before = as_flag(reset_before, "reset_before")
         self.reset_after = as_flag(reset_after, "reset_after")
@@ -418,10 +417,6 @@ def _device_support(knn_func: CustomKNN | RustKNN, query: Tensor, reference: Ten
 
 def _values_dtype(support: NativeSupport, query: Tensor, reference: Tensor) -> torch.dtype:
     return result_dtype(torch.promote_types(query.dtype, reference.dtype), support.normalized)
-
-
-def _checked_batch_size(batch_size: int | None) -> int | None:
-    return None if batch_size is None else as_count(batch_size, "batch_size", minimum=1)
 
 
 def _checked(distance: Any, query: Any, k: Any, reference: Any, ref_includes_query: bool) -> int:

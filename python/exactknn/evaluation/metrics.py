@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from exactknn._arrays.blocks import small_blocks
-from exactknn._arrays.scalars import as_count, as_real
+from exactknn._arrays.scalars import as_count, as_optional_count, as_real
 from exactknn._retrieval.votes import Vote, vote_blocks
 from exactknn.evaluation._relevance import Classes
 
@@ -150,7 +150,7 @@ def ndcg_metric(relevance_fn: Callable[[Tensor, Tensor], Tensor], k: int | None 
     """
     if not callable(relevance_fn):
         raise TypeError(f"relevance_fn must be callable, got {type(relevance_fn).__name__}")
-    k = None if k is None else as_count(k, "k", minimum=1)
+    k = as_optional_count(k, "k")
     return RetrievalMetric(_Ndcg(relevance_fn), neighbors=k, exclude_lone_queries=False)
 
 
