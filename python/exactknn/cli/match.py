@@ -1,9 +1,9 @@
-"""All pairs of rows within a distance, found in blocks of queries: what ``exactknn match`` writes.
+"""``exactknn match``: all pairs of rows within a distance, found in blocks of queries.
 
-    rows ──_core.radius, a block of queries at a time──> pairs ──among themselves: each once──> Pairs of a block
+    rows ──References.pairs, a block of queries at a time──> pairs ──among themselves: each once──> Pairs of a block
                  the next block is as large as the matches of this one allow
 
-NumPy and the core only.
+Among themselves a pair is found once: the lower row is the query.
 """
 
 from __future__ import annotations

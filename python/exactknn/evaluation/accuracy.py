@@ -1,12 +1,12 @@
 """Retrieval metrics of embeddings against labels.
 
     get_accuracy(query, labels, reference, labels)
-        -> _inputs          tensors on one device, one dtype; exact labels; everything checked
+        -> _checks          tensors on one device, one dtype; exact labels; everything checked
         -> _relevance       which references are relevant, how many for each query
-        -> _Needs           how many neighbours the selected metrics look at
+        -> engine.plan      how many neighbours the selected metrics look at
              few, or a knn_func that is not ours:  knn_func, once ──> neighbours ──relevance──> Hits, block by block
              more than are relevant, and ours:     ranks of the relevant references ──────────> Hits, block by block
-        -> _retrieval       Hits -> one value per query and metric
+        -> engine.Scores    Hits -> one value per query and metric
         -> averages         over queries, over classes, or per class
 
 The neighbour matrix of all queries and all references is never formed unless a metric of the user asks for it.

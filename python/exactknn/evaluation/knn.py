@@ -4,7 +4,7 @@
         -> _checked:        types, shapes, k
         -> native_metric:   is this distance one that the Rust core computes, exactly as shipped?
              yes, CPU       -> _native_search: exactknn._core, without a copy where the layout allows
-             yes, elsewhere -> _device.search: the same answers, found with torch on the tensors' device
+             yes, elsewhere -> device_search:  the same answers, found with torch on the tensors' device
              otherwise      -> torch_search:   distance(block, reference), topk, on the tensors' device
         -> (distances, indices), both (n, k), nearest first, on the query's device
     RustKNN that keeps its references
