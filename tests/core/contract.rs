@@ -11,7 +11,7 @@ use std::num::NonZero;
 use exactknn_core::saved::Stored;
 use exactknn_core::{
     Argument, BlockSearch, Element, Error, Index, Level, MatrixRef, Metric, Monitor, Neighbours, Options, PoolHandle,
-    QueryRef, Search, Simd, bf16, f16, reference,
+    QueryRef, Search, Simd, bf16, f16, oracle,
 };
 use proptest::prelude::*;
 
@@ -106,7 +106,7 @@ fn bits<T: exactknn_core::Output>(found: &Neighbours<T>) -> (Vec<String>, Vec<i6
 
 /// The harness: every level, 1 to 3 threads, all queries together and each alone give the oracle's bytes.
 fn check<E: Element + Stored>(query: &[Vec<E>], references: &[Vec<E>], k: usize, metric: Metric, exclude_self: bool) {
-    let truth = bits(&reference::knn(metric, query, references, k, exclude_self));
+    let truth = bits(&oracle::knn(metric, query, references, k, exclude_self));
     for simd in levels() {
         for threads in 1..=3 {
             let found = run(query, references, k, metric, exclude_self, simd, threads).expect("a good search");
@@ -294,7 +294,7 @@ fn self_search_by_tiles() {
             let (values, rows) = truth;
             for i in (1..queries).step_by(queries / 3) {
                 // One more than asked for, and self taken out of them.
-                let oracle = reference::knn(metric, &data[i..=i], &data, k + 1, false);
+                let oracle = oracle::knn(metric, &data[i..=i], &data, k + 1, false);
                 let oracle = oracle.rows.iter().zip(&oracle.values).filter(|(row, _)| **row != i as i64).take(k);
                 for (at, (row, value)) in oracle.enumerate() {
                     assert_eq!((rows[i * k + at], &values[i * k + at]), (*row, &format!("{value:?}")));

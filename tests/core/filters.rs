@@ -10,7 +10,7 @@ use std::num::NonZero;
 
 use exactknn_core::{
     Argument, Element, Error, Level, MatrixRef, Metric, Monitor, Neighbours, Options, PoolHandle, Search, Simd, bf16,
-    f16, reference,
+    f16, oracle,
 };
 use proptest::prelude::*;
 
@@ -41,7 +41,7 @@ impl<E: Element> Case<'_, E> {
 
     /// The oracle's bytes at every level and with every number of threads; the filter is the one that `wanted` names.
     fn check(&self, threads: &[usize], wanted: impl Fn(Level) -> Option<&'static str>) {
-        let truth = reference::knn(self.metric, self.query, self.references, self.k, self.exclude_self);
+        let truth = oracle::knn(self.metric, self.query, self.references, self.k, self.exclude_self);
         for simd in levels() {
             for &threads in threads {
                 let place = format!("{:?}, {threads} threads, {:?}, k {}", simd.level(), self.metric, self.k);
@@ -149,11 +149,11 @@ fn few_queries_are_answered_from_rows_as_they_lie() {
             query[1].clone_from(&data[600]);
             for k in [1, 9, 87] {
                 Case { query: &to_f32(&query), references: &to_f32(&data), k, metric, exclude_self: false }
-                    .check(&[1, 3], |_| Some("bare"));
+                    .check(&[1, 3], |_| Some("unpacked"));
             }
             let half: Vec<Vec<bf16>> = convert(&data, bf16::from_f64);
             Case { query: &half[..queries], references: &half, k: 5, metric, exclude_self: true }
-                .check(&[2], |_| Some("bare"));
+                .check(&[2], |_| Some("unpacked"));
             Case { query: &query, references: &data, k: 5, metric, exclude_self: false }
                 .check(&[2], |level| if kind_is_ordinary(kind) { packed(level) } else { None });
         }

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use exactknn_core::saved::{Saved, Stored};
 use exactknn_core::{
     Argument, Element, Error, Index, MatrixRef, Metric, Monitor, Options, PoolHandle, QueryRef, RadiusOptions,
-    RowOrder, Simd, bf16, f16, reference,
+    RowOrder, Simd, bf16, f16, oracle,
 };
 use proptest::prelude::*;
 
@@ -76,7 +76,7 @@ impl<E: Element + Stored> Pair<E> {
             QueryRef::Same(MatrixRef::new(&narrow, query.len(), dim, Argument::Query).expect("a good matrix")),
             QueryRef::Wide(MatrixRef::new(&wide, query.len(), dim, Argument::Query).expect("a good matrix")),
         ];
-        let truth = reference::knn(metric, query, &self.rows, k, exclude_self);
+        let truth = oracle::knn(metric, query, &self.rows, k, exclude_self);
         let radius = truth.values.last().map_or(0.5, |&value| value.into());
         let snapshot = self.index.snapshot();
         for query in queries {
@@ -90,7 +90,7 @@ impl<E: Element + Stored> Pair<E> {
                 for values in [true, false] {
                     let options = RadiusOptions { radius, metric, exclude_self, values, order, simd, threads: THREADS };
                     let found = snapshot.radius(query, options, &Monitor::new()).expect("a good search");
-                    let mut wanted = reference::radius(
+                    let mut wanted = oracle::radius(
                         metric,
                         queries_as_rows,
                         &self.rows,

@@ -7,7 +7,7 @@ use std::slice::from_ref;
 
 use exactknn_core::{
     Argument, Element, Error, Level, MatrixRef, Metric, Monitor, Output, Pairwise, PairwiseOptions, PoolHandle, Simd,
-    bf16, f16, reference,
+    bf16, f16, oracle,
 };
 use proptest::prelude::*;
 
@@ -38,7 +38,7 @@ fn check<E: Element>(query: &[Vec<E>], references: &[Vec<E>], metric: Metric) {
     let truth: Vec<E::Output> = query
         .iter()
         .zip(references)
-        .flat_map(|(q, r)| reference::knn(metric, from_ref(q), from_ref(r), 1, false).values)
+        .flat_map(|(q, r)| oracle::knn(metric, from_ref(q), from_ref(r), 1, false).values)
         .collect();
     for simd in levels() {
         for threads in [1, 3] {

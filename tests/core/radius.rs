@@ -9,7 +9,7 @@ use std::num::NonZero;
 
 use exactknn_core::{
     Argument, Element, Error, Level, MatrixRef, Metric, Monitor, Output, PoolHandle, RadiusOptions, RadiusSearch,
-    RowOrder, Simd, Within, bf16, f16, reference,
+    RowOrder, Simd, Within, bf16, f16, oracle,
 };
 use proptest::prelude::*;
 
@@ -61,7 +61,7 @@ where
     E::Output: Into<f64>,
 {
     for order in [RowOrder::Value, RowOrder::Row] {
-        let truth = reference::radius(metric, query, references, r, exclude_self, order == RowOrder::Row);
+        let truth = oracle::radius(metric, query, references, r, exclude_self, order == RowOrder::Row);
         for &value in &truth.values {
             let value: f64 = value.into();
             assert!(if metric.largest_first() { value >= r } else { value <= r }, "{value:e} is not within {r:e}");
@@ -117,7 +117,7 @@ fn radius_for<E: Element>(kind: Radius, metric: Metric, query: &[Vec<E>], refere
 where
     E::Output: Into<f64>,
 {
-    let all = reference::knn(metric, &query[..1], references, references.len(), false);
+    let all = oracle::knn(metric, &query[..1], references, references.len(), false);
     let at = ((share * all.values.len() as f64) as usize).min(all.values.len() - 1);
     let value: f64 = all.values[at].into();
     let value = value.clamp(-1e300, 1e300);
@@ -220,7 +220,7 @@ fn every_kind_of_rows_is_filtered_exactly() {
 #[test]
 fn the_k_nearest_are_within_the_kth_value() {
     let data = convert(&rows(Rows::Grid, 500, 4, &mut Random(2)), |x| x as f32);
-    let all = reference::knn(Metric::SqEuclidean, &data[..12], &data, 500, false);
+    let all = oracle::knn(Metric::SqEuclidean, &data[..12], &data, 500, false);
     for simd in levels() {
         let case =
             Case { metric: Metric::SqEuclidean, r: 3.0, exclude_self: false, values: true, order: RowOrder::Value };

@@ -9,7 +9,7 @@ use std::num::NonZero;
 
 use exactknn_core::{
     Argument, Element, Error, Groups, Level, MatrixRef, Metric, Monitor, PoolHandle, RankOptions, RankSearch, Ranks,
-    Simd, bf16, f16, reference,
+    Simd, bf16, f16, oracle,
 };
 use proptest::prelude::*;
 
@@ -73,7 +73,7 @@ fn check<E: Element>(
     first_row: Option<usize>,
 ) {
     let targets: Vec<Vec<usize>> = query_group.iter().map(|&group| groups[group].clone()).collect();
-    let truth = reference::ranks(metric, query, references, &targets, first_row);
+    let truth = oracle::ranks(metric, query, references, &targets, first_row);
     let lists = Lists::new(query_group, groups);
     for simd in levels() {
         for threads in [1, 2, 3] {

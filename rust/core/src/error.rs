@@ -34,7 +34,7 @@ pub enum Error {
     BadBuffer {
         /// Rows asked for.
         rows: usize,
-        /// Columns asked for.
+        /// Transposed asked for.
         dim: usize,
         /// Elements in the buffer.
         elements: usize,
@@ -53,9 +53,9 @@ pub enum Error {
     /// Query and reference differ in their number of columns.
     #[error("query and reference must have the same number of columns, got {query} and {reference}")]
     DimensionMismatch {
-        /// Columns of the query.
+        /// Transposed of the query.
         query: usize,
-        /// Columns of the reference.
+        /// Transposed of the reference.
         reference: usize,
     },
     /// Rows that are to be paired by position, but differ in number.
@@ -245,10 +245,3 @@ impl Error {
 
 /// Shorthand for results of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
-
-/// An empty vector with room for `len` elements, or [`Error::OutOfMemory`] instead of an abort.
-pub(crate) fn try_vec<T>(len: usize, what: &'static str) -> Result<Vec<T>> {
-    let mut vec = Vec::new();
-    vec.try_reserve_exact(len).map_err(|_| Error::OutOfMemory { bytes: len.saturating_mul(size_of::<T>()), what })?;
-    Ok(vec)
-}

@@ -6,15 +6,16 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
+use crate::arch::kernel::{CandidateLists, Kernel, QueryPanel, Thresholds, Visit};
+use crate::arch::level::Simd;
 use crate::arch::{self, WithKernel};
-use crate::cancel::Monitor;
 use crate::error::{Argument, Error, Result};
-use crate::kernel::{Bars, Hits, Kernel, QueryPanel, Visit};
-use crate::level::Simd;
+use crate::filter::frame::Frame;
+use crate::filter::panels::{PackedQuery, PackedReference};
 use crate::matrix::MatrixRef;
 use crate::metric::Metric;
-use crate::pack::{Frame, PackedQuery, PackedReference};
-use crate::plan;
+use crate::runtime::Monitor;
+use crate::search::plan;
 
 /// Numbers that a kernel multiplies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -132,14 +133,14 @@ impl WithKernel for Tile {
         let packed = PackedReference::<K>::pack(simd, &frame, reference, 1, &Monitor::new())?;
         let queries: Vec<u32> = (0..K::MR as u32).collect();
         let query = PackedQuery::<K>::pack(simd, &frame, reference.into(), &queries)?;
-        let mut bars = Bars::closed();
+        let mut thresholds = Thresholds::closed();
         for m in 0..K::MR {
-            bars.open(m, f32::MAX, query.terms[m]);
+            thresholds.open(m, f32::MAX, query.terms[m]);
         }
-        let mut hits = Hits::new(K::MR, K::NR);
+        let mut candidates = CandidateLists::new(K::MR, K::NR);
         Ok(Box::new(move || {
-            let panel = QueryPanel { codes: query.panel(0), bars: &bars };
-            kernel.scan(&panel, &packed.run(0, panels, Visit::All).expect("they lie in memory"), &mut hits);
+            let panel = QueryPanel { codes: query.panel(0), thresholds: &thresholds };
+            kernel.scan(&panel, &packed.run(0, panels, Visit::All).expect("they lie in memory"), &mut candidates);
             (2 * K::MR * rows * dim) as f64
         }))
     }
@@ -175,7 +176,7 @@ pub fn has_int8(simd: Simd) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::level::Level;
+    use crate::arch::level::Level;
 
     #[test]
     fn every_kernel_is_measured_and_peaks_are_those_of_its_instructions() {

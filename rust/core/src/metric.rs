@@ -1,7 +1,8 @@
 //! What is measured, and how a filter has to see it.
 
+use std::fmt;
+
 use crate::error::{Error, Result};
-use crate::lp::Power;
 
 /// A distance or similarity between two rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -27,6 +28,42 @@ pub enum Metric {
     Chebyshev,
     /// `(sum |q - r|^p)^(1/p)`; smallest first. Made by [`Metric::minkowski`], which knows the exponents that need no power.
     Minkowski(Power),
+}
+
+/// Twice the largest `p` whose powers are products.
+const MOST_HALVES: u32 = 128;
+
+/// The exponent of [`crate::Metric::Minkowski`]: finite, above 0, neither 1 nor 2. Made by [`crate::Metric::minkowski`].
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Power {
+    /// Of a positive number, so that equal bits are equal numbers.
+    bits: u64,
+}
+
+impl fmt::Debug for Power {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.get().fmt(f)
+    }
+}
+
+impl Power {
+    /// `p` as an exponent that needs powers; the caller has taken out those that do not.
+    pub(crate) fn new(p: f64) -> Result<Self> {
+        if p > 0.0 && p.is_finite() { Ok(Self { bits: p.to_bits() }) } else { Err(Error::BadPower { given: p }) }
+    }
+
+    /// The number.
+    pub fn get(self) -> f64 {
+        f64::from_bits(self.bits)
+    }
+
+    /// Twice the exponent, if that is a whole number small enough for products.
+    #[inline(always)]
+    pub(crate) fn halves(self) -> Option<u32> {
+        let twice = 2.0 * self.get();
+        let whole = twice as u32; // saturates
+        (whole <= MOST_HALVES && f64::from(whole) == twice).then_some(whole)
+    }
 }
 
 /// Above this exponent the powers of the filter would leave the range of float32.

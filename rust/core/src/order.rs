@@ -50,17 +50,17 @@ impl Neighbour {
     }
 
     /// A place that no row has taken: behind all rows.
-    pub(crate) const NOBODY: Self = Self { rank: f64::INFINITY, row: u32::MAX };
+    pub(crate) const EMPTY: Self = Self { rank: f64::INFINITY, row: u32::MAX };
 
     /// The same value in row `first + row`: the row of a part of the references as one of the whole.
     #[inline(always)]
-    pub(crate) fn moved(self, first: usize) -> Self {
+    pub(crate) fn offset_by(self, first: usize) -> Self {
         Self { row: self.row + first as u32, ..self }
     }
 
     /// What rows of later references must come before to rank before this one: among equal values it stays the first.
     pub(crate) fn bar(self) -> Option<Self> {
-        (self != Self::NOBODY).then_some(Self { row: 0, ..self })
+        (self != Self::EMPTY).then_some(Self { row: 0, ..self })
     }
 
     /// The number that orders rows, smaller is nearer, and the row.

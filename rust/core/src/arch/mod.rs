@@ -1,15 +1,17 @@
 //! The microkernels, one file for each level and kind of code, and the one place that chooses among them.
 
-pub(crate) mod lp_f32;
+pub(crate) mod kernel;
+pub(crate) mod level;
+pub(crate) mod minkowski_f32;
 pub(crate) mod scalar;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod x86_64;
 
-use crate::cancel::Filter;
-use crate::kernel::{Kernel, MAX_MR};
-use crate::level::{Level, Simd};
+use crate::arch::kernel::{Kernel, MAX_MR};
+use crate::arch::level::{Level, Simd};
+use crate::filter::Filter;
 use crate::metric::{Geometry, Metric};
-use lp_f32::{LpF32, NARROW, WIDE};
+use minkowski_f32::{LpF32, NARROW, WIDE};
 
 /// Work that is generic over the kernel it is done with.
 pub(crate) trait WithKernel {
@@ -70,32 +72,32 @@ fn with_lp<W: WithKernel>(simd: Simd, metric: Metric, work: W) -> W::Output {
     }
 }
 
-/// Queries and rows of one call of [`bare_sums`].
-pub(crate) const BARE_QUERIES: usize = MAX_MR;
-pub(crate) const BARE_ROWS: usize = 4;
+/// Queries and rows of one call of [`unpacked_sums`].
+pub(crate) const UNPACKED_LANES: usize = MAX_MR;
+pub(crate) const UNPACKED_ROWS: usize = 4;
 
 /// One sum for each of the rows and queries.
-pub(crate) type BareSums = [[f32; BARE_QUERIES]; BARE_ROWS];
+pub(crate) type UnpackedSums = [[f32; UNPACKED_LANES]; UNPACKED_ROWS];
 
 /// Sums over the columns of sixteen queries with four rows: of `q r` with `PRODUCTS`, else of `-(q - r)^2`.
-pub(crate) fn bare_sums<const PRODUCTS: bool>(
+pub(crate) fn unpacked_sums<const PRODUCTS: bool>(
     simd: Simd,
-    columns: &[[f32; BARE_QUERIES]],
-    rows: [&[f32]; BARE_ROWS],
-) -> BareSums {
+    columns: &[[f32; UNPACKED_LANES]],
+    rows: [&[f32]; UNPACKED_ROWS],
+) -> UnpackedSums {
     #[cfg(target_arch = "x86_64")]
     {
         if simd.avx512().is_some() {
             // SAFETY: the token proves AVX-512 F, BW, DQ and VL.
-            return unsafe { x86_64::bare::avx512::<PRODUCTS>(columns, rows) };
+            return unsafe { x86_64::unpacked::avx512::<PRODUCTS>(columns, rows) };
         }
         if simd.avx2().is_some() {
             // SAFETY: the token proves AVX2 and FMA.
-            return unsafe { x86_64::bare::avx2::<PRODUCTS>(columns, rows) };
+            return unsafe { x86_64::unpacked::avx2::<PRODUCTS>(columns, rows) };
         }
     }
     let _ = simd;
-    let mut sums = [[0.0f32; BARE_QUERIES]; BARE_ROWS];
+    let mut sums = [[0.0f32; UNPACKED_LANES]; UNPACKED_ROWS];
     for (c, column) in columns.iter().enumerate() {
         for (sum, row) in sums.iter_mut().zip(rows) {
             for (sum, q) in sum.iter_mut().zip(column) {

@@ -3,9 +3,9 @@
 //! A tile of 4 x 8 keys fits the sixteen 128-bit registers that x86-64 and aarch64 guarantee, and the compiler
 //! vectorises the inner loop over the eight references.
 
-use crate::kernel::{Centred, Hits, Kernel, MAX_MR, PanelRun, QueryPanel, QueryTerms, ReferenceTerms};
-use crate::level::Simd;
-use crate::pack;
+use crate::arch::kernel::{CandidateLists, Centred, Kernel, MAX_MR, PanelRun, QueryPanel, QueryTerms, ReferenceTerms};
+use crate::arch::level::Simd;
+use crate::filter::encode_f32;
 
 /// Needs no token: it uses nothing beyond the compilation target.
 #[derive(Debug, Clone, Copy)]
@@ -18,20 +18,20 @@ impl Kernel for ScalarF32 {
     const MR: usize = MR;
     const NR: usize = NR;
     const COLUMNS: usize = 1;
-    const COARSE: bool = false;
+    const CENTER_F32: bool = false;
     type Code = f32;
 
     fn encode_reference(_: Simd, row: &Centred<'_>, lane: usize, panel: &mut [f32]) -> ReferenceTerms {
-        pack::f32::encode_reference(row, lane, NR, panel)
+        encode_f32::encode_reference(row, lane, NR, panel)
     }
 
     fn encode_query(_: Simd, row: &Centred<'_>, lane: usize, panel: &mut [f32]) -> QueryTerms {
-        pack::f32::encode_query(row, lane, MR, panel)
+        encode_f32::encode_query(row, lane, MR, panel)
     }
 
-    fn scan(self, query: &QueryPanel<'_, f32>, run: &PanelRun<'_, f32>, hits: &mut Hits) {
+    fn scan(self, query: &QueryPanel<'_, f32>, run: &PanelRun<'_, f32>, candidates: &mut CandidateLists) {
         let panel_len = query.codes.len() / MR * NR;
-        let mut bars = [0.0; MAX_MR];
+        let mut thresholds = [0.0; MAX_MR];
         for p in run.start..run.end {
             if run.visit.leaves_out(p) {
                 continue;
@@ -45,14 +45,14 @@ impl Kernel for ScalarF32 {
                     }
                 }
             }
-            query.bars.against(run.terms[p], &mut bars);
+            query.thresholds.against(run.terms[p], &mut thresholds);
             for (m, dots) in tile.iter().enumerate() {
                 for (n, dot) in dots.iter().enumerate() {
                     let key = dot - offsets[n];
                     // Not `>=`: a key that is not a number must be reported.
                     #[expect(clippy::neg_cmp_op_on_partial_ord, reason = "NaN must pass")]
-                    if !(key < bars[m]) {
-                        hits.push(m, (p * NR + n) as u32, key);
+                    if !(key < thresholds[m]) {
+                        candidates.push(m, (p * NR + n) as u32, key);
                     }
                 }
             }

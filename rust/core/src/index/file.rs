@@ -1,8 +1,8 @@
 //! An index to a file and back.
 //!
 //! ```text
-//! texts:   dtype, metric, p, columns, parts, and for part i: `i.codes`, the name of its panels' codes, if it has panels
-//! tensors: `i.rows` [rows][columns], and beside it what `pack/stored.rs` and `kept.rs` say of panels
+//! texts:   dtype, metric, p, columns, segments, and for segment i: `i.codes`, the name of its panels' codes, if it has panels
+//! tensors: `i.rows` [rows][columns], and beside it what `filter/persist.rs` says of panels
 //! ```
 
 use std::collections::BTreeMap;
@@ -10,16 +10,16 @@ use std::num::NonZero;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::{Index, Part};
-use crate::cancel::Monitor;
+use super::{Index, Segment};
+use crate::arch::level::Simd;
 use crate::error::{Argument, Error, Result};
-use crate::kept::Filed;
-use crate::level::Simd;
+use crate::filter::persist::mapped;
 use crate::matrix::{Element, check_row_count};
 use crate::metric::Metric;
-use crate::pack::stored::mapped;
-use crate::pool;
+use crate::runtime::Monitor;
+use crate::runtime::pool;
 use crate::saved::{self, Dtype, Saved, Stored, Tensor};
+use crate::search::references::StoredPanels;
 
 /// The name of the rows' type in the file.
 fn dtype_name<E: Stored>() -> Result<&'static str> {
@@ -44,34 +44,34 @@ impl<E: Element + Stored> Index<E> {
     }
 
     fn save_here(&self, path: &Path, simd: Simd, threads: usize, monitor: &Monitor) -> Result<()> {
-        let parts = self.snapshot().parts;
+        let segments = self.snapshot().segments;
         let mut texts = BTreeMap::from([
             ("dtype".to_owned(), dtype_name::<E>()?.to_owned()),
             ("metric".to_owned(), self.metric.name().to_owned()),
             ("columns".to_owned(), self.dim.to_string()),
-            ("parts".to_owned(), parts.len().to_string()),
+            ("segments".to_owned(), segments.len().to_string()),
         ]);
         if let Metric::Minkowski(p) = self.metric {
             // The shortest digits that give the number again.
             texts.insert("p".to_owned(), format!("{:?}", p.get()));
         }
         let mut forms = Vec::new();
-        for part in &parts {
+        for segment in &segments {
             // Before the file is begun: packing wants all threads.
-            part.pack(self.metric, simd, threads, monitor)?;
-            forms.push(part.kept().and_then(|kept| kept.smallest()));
+            segment.pack(self.metric, simd, threads, monitor)?;
+            forms.push(segment.panels().and_then(|panels| panels.smallest()));
         }
         let mut tensors = Vec::new();
-        for (i, (part, form)) in parts.iter().zip(&forms).enumerate() {
+        for (i, (segment, form)) in segments.iter().zip(&forms).enumerate() {
             let dim = self.dim;
             // In pieces: what is read from another file is verified on the way.
             let rows = move |push: saved::Push<'_, E>| {
                 let step = (saved::BLOCK / dim.saturating_mul(size_of::<E>())).max(1);
-                (0..part.rows())
+                (0..segment.rows())
                     .step_by(step)
-                    .try_for_each(|start| push(part.range(start..(start + step).min(part.rows()))?))
+                    .try_for_each(|start| push(segment.range(start..(start + step).min(segment.rows()))?))
             };
-            tensors.push(Tensor::new(format!("{i}.rows"), &[part.rows(), dim], rows));
+            tensors.push(Tensor::new(format!("{i}.rows"), &[segment.rows(), dim], rows));
             if let Some(form) = form {
                 texts.insert(format!("{i}.codes"), form.codes_name());
                 form.tensors(&format!("{i}."), &mut tensors);
@@ -102,25 +102,25 @@ impl<E: Element + Stored> Index<E> {
             Metric::parse(metric, p).map_err(|_| bad("a metric that this version knows".to_owned(), metric))?;
         let dim = number("columns")?;
         let index = Self::new(dim, metric).map_err(|_| bad("at least one column".to_owned(), "none"))?;
-        let mut parts = Vec::new();
+        let mut segments = Vec::new();
         let mut total = 0usize;
-        for i in 0..number("parts")? {
+        for i in 0..number("segments")? {
             let name = format!("{i}.rows");
             let shape = saved.tensor::<E>(&name)?.shape().to_vec();
             let &[rows, _] = shape.as_slice() else {
                 return Err(bad(format!("a matrix as tensor {name:?}"), &format!("shape {shape:?}")));
             };
             let numbers = mapped::<E>(saved, &name, &[rows, dim])?;
-            let filed = saved.metadata().get(&format!("{i}.codes")).map(|codes_name| Filed {
+            let filed = saved.metadata().get(&format!("{i}.codes")).map(|codes_name| StoredPanels {
                 saved: saved.clone(),
                 prefix: format!("{i}."),
                 codes_name: codes_name.clone(),
             });
-            parts.push(Arc::new(Part::mapped(numbers, rows, dim, filed, index.sealed_rows)));
+            segments.push(Arc::new(Segment::mapped(numbers, rows, dim, filed, index.sealed_rows)));
             total = total.saturating_add(rows);
         }
         check_row_count(total, Argument::Reference)?;
-        *index.write() = parts;
+        *index.write() = segments;
         Ok(index)
     }
 }

@@ -1,48 +1,49 @@
 //! References that are prepared once and searched many times.
 //!
 //! ```text
-//! prepare ──few rows──append──> the open part: rows only, until there are `sealed_rows` of them
-//!         └─many rows: packed──append──> a part of its own
-//! search, radius ──snapshot of the parts──> blocks.rs, radius.rs: part after part, with the panels that are kept of it
-//! remove ──> parts that lose rows are made anew, the others stay as they are
+//! prepare ──few rows──append──> the open segment: rows only, until there are `sealed_rows` of them
+//!         └─many rows: packed──append──> a segment of its own
+//! search, radius ──snapshot of the segments──> search: segment after segment, with the panels of each
+//! remove ──> segments that lose rows are made anew, the others stay as they are
 //! save, load ──> file.rs: rows and codes are mapped, and checked where they are used
 //! ```
 //!
-//! A part never changes once a search may see it, so searches need no lock: they take a snapshot and keep it. They wait for no long
+//! A segment never changes once a search may see it, so searches need no lock: they take a snapshot and keep it. They wait for no long
 //! change either: whoever removes rows makes the new ones first, and only then puts them in their place. Rows are
-//! numbered through all parts, in the order in which they were added.
+//! numbered through all segments, in the order in which they were added.
 
 mod file;
-mod part;
+mod segment;
 
 use std::num::NonZero;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use crate::blocks::BlockSearch;
-use crate::cancel::Monitor;
-use crate::error::{Argument, Error, Result, try_vec};
-use crate::kept::References;
-use crate::level::Simd;
+use crate::arch::level::Simd;
+use crate::error::{Argument, Error, Result};
 use crate::matrix::{Element, MatrixRef, QueryRef, check_row_count};
 use crate::metric::Metric;
-use crate::plan::{self, Options, Problem};
-use crate::pool;
-use crate::radius::{RadiusOptions, RadiusSearch, Within};
+use crate::runtime::Monitor;
+use crate::runtime::alloc::try_vec;
+use crate::runtime::pool;
 use crate::saved::Stored;
 use crate::search::Neighbours;
-use part::Part;
+use crate::search::incremental::BlockSearch;
+use crate::search::plan::{self, Options, Problem};
+use crate::search::radius::{RadiusOptions, RadiusSearch, Within};
+use crate::search::references::References;
+use segment::Segment;
 
-/// From so many rows on a part is packed. Fewer are searched as they lie, or packed for one search: that costs little.
+/// From so many rows on a segment is packed. Fewer are searched as they lie, or packed for one search: that costs little.
 const SEALED_ROWS: usize = 8192;
 
 /// See the module header.
 pub struct Index<E: Element + Stored> {
     metric: Metric,
     dim: usize,
-    /// From so many rows on a part is packed.
+    /// From so many rows on a segment is packed.
     sealed_rows: usize,
-    parts: RwLock<Vec<Arc<Part<E>>>>,
-    /// Held by whoever changes the parts, also while that takes long: searches do not wait for it.
+    segments: RwLock<Vec<Arc<Segment<E>>>>,
+    /// Held by whoever changes the segments, also while that takes long: searches do not wait for it.
     changing: Mutex<()>,
 }
 
@@ -55,10 +56,10 @@ impl<E: Element + Stored> Index<E> {
         if dim == 0 {
             return Err(Error::NoColumns(Argument::Reference));
         }
-        Ok(Self { metric, dim, sealed_rows: SEALED_ROWS, parts: RwLock::default(), changing: Mutex::default() })
+        Ok(Self { metric, dim, sealed_rows: SEALED_ROWS, segments: RwLock::default(), changing: Mutex::default() })
     }
 
-    /// The same with parts that are packed from `rows` rows on; it changes no answer.
+    /// The same with segments that are packed from `rows` rows on; it changes no answer.
     #[must_use]
     pub fn sealed_at(self, rows: usize) -> Self {
         Self { sealed_rows: rows, ..self }
@@ -69,7 +70,7 @@ impl<E: Element + Stored> Index<E> {
         self.metric
     }
 
-    /// Columns of the rows.
+    /// Transposed of the rows.
     pub fn dim(&self) -> usize {
         self.dim
     }
@@ -81,19 +82,19 @@ impl<E: Element + Stored> Index<E> {
 
     /// Bytes of memory that rows and panels take; what is mapped from a file does not count.
     pub fn bytes(&self) -> usize {
-        self.read().iter().map(|part| part.bytes()).sum()
+        self.read().iter().map(|segment| segment.bytes()).sum()
     }
 
-    // A panic elsewhere cannot have left the list half changed: it is only ever changed by one operation on a whole part.
-    fn read(&self) -> RwLockReadGuard<'_, Vec<Arc<Part<E>>>> {
-        self.parts.read().unwrap_or_else(PoisonError::into_inner)
+    // A panic elsewhere cannot have left the list half changed: it is only ever changed by one operation on a whole segment.
+    fn read(&self) -> RwLockReadGuard<'_, Vec<Arc<Segment<E>>>> {
+        self.segments.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, Vec<Arc<Part<E>>>> {
-        self.parts.write().unwrap_or_else(PoisonError::into_inner)
+    fn write(&self) -> RwLockWriteGuard<'_, Vec<Arc<Segment<E>>>> {
+        self.segments.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Nobody else changes the parts while this lives.
+    /// Nobody else changes the segments while this lives.
     fn change(&self) -> MutexGuard<'_, ()> {
         self.changing.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -107,7 +108,7 @@ impl<E: Element + Stored> Index<E> {
         self.append(self.prepare(rows, simd, threads, monitor)?, simd)
     }
 
-    /// The long part of adding rows, which may be cancelled: nobody sees them yet.
+    /// The long segment of adding rows, which may be cancelled: nobody sees them yet.
     ///
     /// # Errors
     /// [`Error::DimensionMismatch`], [`Error::NonFinite`] with the row of `rows`, [`Error::TooManyRows`],
@@ -125,10 +126,10 @@ impl<E: Element + Stored> Index<E> {
         self.check_total(&self.read(), rows.rows())?;
         let pool_threads = NonZero::new(threads).unwrap_or(NonZero::<usize>::MIN);
         pool::enter(pool_threads, threads <= 1, || {
-            References::passing(rows).check_finite(threads, monitor)?;
-            let part = Part::new(rows, self.sealed_rows)?;
-            part.pack(self.metric, simd, threads, monitor)?;
-            Ok(Addition(part))
+            References::one_shot(rows).check_finite(threads, monitor)?;
+            let segment = Segment::new(rows, self.sealed_rows)?;
+            segment.pack(self.metric, simd, threads, monitor)?;
+            Ok(Addition(segment))
         })
     }
 
@@ -136,19 +137,19 @@ impl<E: Element + Stored> Index<E> {
     ///
     /// # Errors
     /// [`Error::TooManyRows`], [`Error::OutOfMemory`]; then nothing has been appended.
-    pub fn append(&self, Addition(part): Addition<E>, simd: Simd) -> Result<()> {
-        if part.rows() == 0 {
+    pub fn append(&self, Addition(segment): Addition<E>, simd: Simd) -> Result<()> {
+        if segment.rows() == 0 {
             return Ok(());
         }
         let changing = self.change();
-        let mut parts = self.write();
-        self.check_total(&parts, part.rows())?;
-        match parts.last_mut().filter(|last| last.is_open() && part.is_open()) {
-            Some(open) => Part::append(open, part.matrix()?)?,
-            None => parts.push(Arc::new(part)),
+        let mut segments = self.write();
+        self.check_total(&segments, segment.rows())?;
+        match segments.last_mut().filter(|last| last.is_growing() && segment.is_growing()) {
+            Some(open) => Segment::append(open, segment.matrix()?)?,
+            None => segments.push(Arc::new(segment)),
         }
-        let last = parts.last().filter(|last| !last.is_open()).map(Arc::clone);
-        drop(parts);
+        let last = segments.last().filter(|last| !last.is_growing()).map(Arc::clone);
+        drop(segments);
         drop(changing);
         if let Some(sealed) = last {
             // The rows are there, whatever becomes of this: a search makes what it misses.
@@ -157,8 +158,8 @@ impl<E: Element + Stored> Index<E> {
         Ok(())
     }
 
-    fn check_total(&self, parts: &[Arc<Part<E>>], more: usize) -> Result<()> {
-        check_row_count(rows_of(parts).saturating_add(more), Argument::Reference)
+    fn check_total(&self, segments: &[Arc<Segment<E>>], more: usize) -> Result<()> {
+        check_row_count(rows_of(segments).saturating_add(more), Argument::Reference)
     }
 
     /// Drop the rows whose place in `mask` is true; those behind them move up. After an error all are there.
@@ -167,31 +168,31 @@ impl<E: Element + Stored> Index<E> {
     /// [`Error::BadArray`] for a mask of another length, [`Error::BadFile`], [`Error::OutOfMemory`].
     pub fn remove(&self, mask: &[bool]) -> Result<()> {
         let _changing = self.change();
-        let parts = self.read().clone();
-        if mask.len() != rows_of(&parts) {
+        let segments = self.read().clone();
+        if mask.len() != rows_of(&segments) {
             return Err(Error::BadArray {
                 argument: "mask",
-                wanted: format!("have one entry for each of the {} rows", rows_of(&parts)),
+                wanted: format!("have one entry for each of the {} rows", rows_of(&segments)),
                 given: mask.len().to_string(),
             });
         }
-        let mut kept: Vec<Arc<Part<E>>> = try_vec(parts.len(), "the parts")?;
+        let mut panels: Vec<Arc<Segment<E>>> = try_vec(segments.len(), "the segments")?;
         let mut rest = mask;
-        for part in &parts {
+        for segment in &segments {
             let here;
-            (here, rest) = rest.split_at(part.rows());
-            let part = match (here.contains(&true), here.contains(&false)) {
-                (false, _) => Arc::clone(part),
-                (true, true) => Arc::new(part.without(here)?),
+            (here, rest) = rest.split_at(segment.rows());
+            let segment = match (here.contains(&true), here.contains(&false)) {
+                (false, _) => Arc::clone(segment),
+                (true, true) => Arc::new(segment.without(here)?),
                 (true, false) => continue,
             };
-            match kept.last_mut().filter(|last| last.is_open() && part.is_open()) {
-                // What is left of several parts becomes one, so that small parts do not pile up.
-                Some(open) => Part::append(open, part.matrix()?)?,
-                None => kept.push(part),
+            match panels.last_mut().filter(|last| last.is_growing() && segment.is_growing()) {
+                // What is left of several segments becomes one, so that small segments do not pile up.
+                Some(open) => Segment::append(open, segment.matrix()?)?,
+                None => panels.push(segment),
             }
         }
-        *self.write() = kept;
+        *self.write() = panels;
         Ok(())
     }
 
@@ -206,8 +207,8 @@ impl<E: Element + Stored> Index<E> {
     /// # Errors
     /// [`Error::BadArray`] unless they are rows of the index, [`Error::BadFile`], [`Error::OutOfMemory`].
     pub fn copy(&self, start: usize, end: Option<usize>) -> Result<Vec<E>> {
-        let parts = self.read().clone();
-        let rows = rows_of(&parts);
+        let segments = self.read().clone();
+        let rows = rows_of(&segments);
         let end = end.unwrap_or(rows);
         if start > end || end > rows {
             let wanted = format!("lie within the {rows} rows of the index");
@@ -215,42 +216,42 @@ impl<E: Element + Stored> Index<E> {
         }
         let mut copy = try_vec((end - start) * self.dim, "the rows")?;
         let mut first = 0;
-        for part in parts {
-            let clamp = |row: usize| row.clamp(first, first + part.rows()) - first;
-            copy.extend_from_slice(part.range(clamp(start)..clamp(end))?);
-            first += part.rows();
+        for segment in segments {
+            let clamp = |row: usize| row.clamp(first, first + segment.rows()) - first;
+            copy.extend_from_slice(segment.range(clamp(start)..clamp(end))?);
+            first += segment.rows();
         }
         Ok(copy)
     }
 
     /// The rows at this moment, to be searched as often as wanted; later changes of the index do not reach it.
     pub fn snapshot(&self) -> Snapshot<E> {
-        Snapshot { metric: self.metric, dim: self.dim, parts: self.read().clone() }
+        Snapshot { metric: self.metric, dim: self.dim, segments: self.read().clone() }
     }
 }
 
 /// Rows that are ready to be appended to the index that prepared them.
-pub struct Addition<E>(Part<E>);
+pub struct Addition<E>(Segment<E>);
 
-fn rows_of<E: Element + Stored>(parts: &[Arc<Part<E>>]) -> usize {
-    parts.iter().map(|part| part.rows()).sum()
+fn rows_of<E: Element + Stored>(segments: &[Arc<Segment<E>>]) -> usize {
+    segments.iter().map(|segment| segment.rows()).sum()
 }
 
 /// The rows of an index at one moment.
 pub struct Snapshot<E: Element + Stored> {
     metric: Metric,
     dim: usize,
-    parts: Vec<Arc<Part<E>>>,
+    segments: Vec<Arc<Segment<E>>>,
 }
 
 impl<E: Element + Stored> Snapshot<E> {
     /// Number of rows.
     pub fn rows(&self) -> usize {
-        rows_of(&self.parts)
+        rows_of(&self.segments)
     }
 
     fn references(&self) -> Result<Vec<References<'_, E>>> {
-        self.parts.iter().map(|part| part.references(self.dim)).collect()
+        self.segments.iter().map(|segment| segment.references(self.dim)).collect()
     }
 
     fn problem(&self, queries: usize, options: &Options) -> Problem {
@@ -261,7 +262,7 @@ impl<E: Element + Stored> Snapshot<E> {
             k: options.k,
             threads: options.threads.get(),
             double: E::DOUBLE,
-            packed: self.parts.iter().any(|part| !part.is_open()),
+            packed: self.segments.iter().any(|segment| !segment.is_growing()),
             metric: self.metric,
         }
     }
@@ -320,8 +321,8 @@ impl<E: Element + Stored> Snapshot<E> {
 #[cfg(all(test, target_arch = "x86_64"))]
 mod tests {
     use super::*;
-    use crate::level::Level;
-    use crate::pool::float_environment::while_flushing;
+    use crate::arch::level::Level;
+    use crate::runtime::float_env::while_flushing;
 
     /// A thread that flushes subnormal numbers to zero would see other rows, and make panels of those.
     #[test]

@@ -19,8 +19,8 @@ use zerocopy::FromBytes;
 use super::{
     BLOCK, CHECKSUMS, DIGITS, FORMAT, FORMAT_VERSION, HEADER_START, LENGTH, OWN_KEYS, Stored, head_digits, table_len,
 };
-use crate::cancel::Monitor;
 use crate::error::{Error, Result};
+use crate::runtime::Monitor;
 
 /// An open saved index; clones share it. The file stays mapped while one of them or a [`Mapped`] lives.
 #[derive(Debug, Clone)]

@@ -18,8 +18,8 @@ use super::{
     ALIGNMENT, BLOCK, CHECKSUMS, DIGITS, FORMAT, FORMAT_VERSION, HEADER_START, LENGTH, OWN_KEYS, Stored, head_digits,
     table_len,
 };
-use crate::cancel::Monitor;
 use crate::error::{Error, Result};
+use crate::runtime::Monitor;
 
 /// Takes the next numbers of a tensor.
 pub type Push<'a, T> = &'a mut dyn FnMut(&[T]) -> Result<()>;

@@ -48,7 +48,7 @@ mod tests {
             for right in lists {
                 for k in 1..8 {
                     let mut places: Vec<Neighbour> = left.iter().map(at).collect();
-                    places.resize(k.max(left.len()), Neighbour::NOBODY);
+                    places.resize(k.max(left.len()), Neighbour::EMPTY);
                     places.truncate(k);
                     let found: Vec<Neighbour> = right.iter().map(at).collect();
                     let mut all = [places.clone(), found.clone()].concat();

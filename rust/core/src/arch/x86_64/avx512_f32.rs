@@ -4,9 +4,9 @@
 
 use std::arch::x86_64::*;
 
-use crate::kernel::{Centred, Hits, Kernel, MAX_MR, PanelRun, QueryPanel, QueryTerms, ReferenceTerms};
-use crate::level::{Avx512, Simd};
-use crate::pack;
+use crate::arch::kernel::{CandidateLists, Centred, Kernel, MAX_MR, PanelRun, QueryPanel, QueryTerms, ReferenceTerms};
+use crate::arch::level::{Avx512, Simd};
+use crate::filter::encode_f32;
 
 /// The kernel, with the proof that the CPU runs it.
 #[derive(Debug, Clone, Copy)]
@@ -20,27 +20,27 @@ impl Kernel for Avx512F32 {
     const MR: usize = MR;
     const NR: usize = NR;
     const COLUMNS: usize = 1;
-    const COARSE: bool = false;
+    const CENTER_F32: bool = false;
     type Code = f32;
 
     fn encode_reference(_: Simd, row: &Centred<'_>, lane: usize, panel: &mut [f32]) -> ReferenceTerms {
-        pack::f32::encode_reference(row, lane, NR, panel)
+        encode_f32::encode_reference(row, lane, NR, panel)
     }
 
     fn encode_query(_: Simd, row: &Centred<'_>, lane: usize, panel: &mut [f32]) -> QueryTerms {
-        pack::f32::encode_query(row, lane, MR, panel)
+        encode_f32::encode_query(row, lane, MR, panel)
     }
 
-    fn scan(self, query: &QueryPanel<'_, f32>, run: &PanelRun<'_, f32>, hits: &mut Hits) {
+    fn scan(self, query: &QueryPanel<'_, f32>, run: &PanelRun<'_, f32>, candidates: &mut CandidateLists) {
         // SAFETY: the token in `self` proves AVX-512 F, BW, DQ and VL.
-        unsafe { scan(query, run, hits) }
+        unsafe { scan(query, run, candidates) }
     }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn scan(query: &QueryPanel<'_, f32>, run: &PanelRun<'_, f32>, hits: &mut Hits) {
+fn scan(query: &QueryPanel<'_, f32>, run: &PanelRun<'_, f32>, candidates: &mut CandidateLists) {
     let steps = query.codes.len() / MR;
-    let mut bars = [0.0; MAX_MR];
+    let mut thresholds = [0.0; MAX_MR];
     for p in run.start..run.end {
         if run.visit.leaves_out(p) {
             continue;
@@ -62,7 +62,7 @@ fn scan(query: &QueryPanel<'_, f32>, run: &PanelRun<'_, f32>, hits: &mut Hits) {
                 r = r.add(NR);
             }
         }
-        query.bars.against(run.terms[p], &mut bars);
+        query.thresholds.against(run.terms[p], &mut thresholds);
         for half in 0..2 {
             let offset: &[f32; LANES] =
                 run.offsets[p * NR + half * LANES..][..LANES].try_into().expect("LANES offsets");
@@ -72,9 +72,9 @@ fn scan(query: &QueryPanel<'_, f32>, run: &PanelRun<'_, f32>, hits: &mut Hits) {
             for m in 0..MR {
                 let key = _mm512_sub_ps(tile[m][half], offset);
                 // "Not less than": a key that is not a number must be reported.
-                let over = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(key, _mm512_set1_ps(bars[m]));
+                let over = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(key, _mm512_set1_ps(thresholds[m]));
                 if over != 0 {
-                    super::report_avx512(hits, m, first, over, key);
+                    super::report_avx512(candidates, m, first, over, key);
                 }
             }
         }

@@ -8,11 +8,12 @@
 
 use std::arch::x86_64::*;
 
-use crate::kernel::{
-    Centred, Columns, Hits, Kernel, MAX_MR, PanelRun, QueryPanel, QueryTerms, ReferenceTerms, ScanBoth,
+use crate::arch::kernel::{
+    CandidateLists, Centred, Kernel, MAX_MR, PanelRun, QueryPanel, QueryTerms, ReferenceTerms, ScanSymmetric,
+    Transposed,
 };
-use crate::level::{Avx512Vnni, Simd};
-use crate::pack;
+use crate::arch::level::{Avx512Vnni, Simd};
+use crate::filter::encode_i8;
 
 /// The kernel, with the proof that the CPU runs it.
 #[derive(Debug, Clone, Copy)]
@@ -25,33 +26,33 @@ const LANES: usize = 16;
 impl Kernel for Avx512VnniI8 {
     const MR: usize = MR;
     const NR: usize = NR;
-    const COLUMNS: usize = pack::i8::COLUMNS;
-    const COARSE: bool = true;
+    const COLUMNS: usize = encode_i8::COLUMNS;
+    const CENTER_F32: bool = true;
     type Code = u32;
 
     fn encode_reference(simd: Simd, row: &Centred<'_>, lane: usize, panel: &mut [u32]) -> ReferenceTerms {
-        pack::i8::encode_reference(simd, row, lane, NR, panel)
+        encode_i8::encode_reference(simd, row, lane, NR, panel)
     }
 
     fn encode_query(simd: Simd, row: &Centred<'_>, lane: usize, panel: &mut [u32]) -> QueryTerms {
-        pack::i8::encode_query(simd, row, lane, MR, panel)
+        encode_i8::encode_query(simd, row, lane, MR, panel)
     }
 
-    fn scan(self, query: &QueryPanel<'_, u32>, run: &PanelRun<'_, u32>, hits: &mut Hits) {
-        let columns = Columns::closed(&[]);
+    fn scan(self, query: &QueryPanel<'_, u32>, run: &PanelRun<'_, u32>, candidates: &mut CandidateLists) {
+        let columns = Transposed::closed(&[]);
         // SAFETY: the token in `self` proves AVX-512 F, BW, DQ, VL and VNNI.
         unsafe {
-            match query.bars.rows {
-                0..=1 => scan::<false, 1>(query, run, &columns, hits),
-                2..=4 => scan::<false, 4>(query, run, &columns, hits),
-                _ => scan::<false, MR>(query, run, &columns, hits),
+            match query.thresholds.rows {
+                0..=1 => scan::<false, 1>(query, run, &columns, candidates),
+                2..=4 => scan::<false, 4>(query, run, &columns, candidates),
+                _ => scan::<false, MR>(query, run, &columns, candidates),
             }
         }
     }
 
-    const SCAN_BOTH: Option<ScanBoth<Self>> = Some(|_, query, run, columns, hits| {
+    const SCAN_SYMMETRIC: Option<ScanSymmetric<Self>> = Some(|_, query, run, columns, candidates| {
         // SAFETY: the token that the first argument holds proves AVX-512 F, BW, DQ, VL and VNNI.
-        unsafe { scan::<true, MR>(query, run, columns, hits) }
+        unsafe { scan::<true, MR>(query, run, columns, candidates) }
     });
 }
 
@@ -59,16 +60,16 @@ impl Kernel for Avx512VnniI8 {
 fn scan<const BOTH: bool, const ROWS: usize>(
     query: &QueryPanel<'_, u32>,
     run: &PanelRun<'_, u32>,
-    columns: &Columns<'_>,
-    hits: &mut Hits,
+    columns: &Transposed<'_>,
+    candidates: &mut CandidateLists,
 ) {
     let steps = query.codes.len() / MR;
-    let (mut bars, mut lacks) = ([0.0; MAX_MR], [0.0; MAX_MR]);
+    let (mut thresholds, mut lacks) = ([0.0; MAX_MR], [0.0; MAX_MR]);
     for p in run.start..run.end {
         if run.visit.leaves_out(p) {
             continue;
         }
-        let mut tile: [[__m512i; 2]; ROWS] = std::array::from_fn(|m| [_mm512_set1_epi32(query.bars.bias[m]); 2]);
+        let mut tile: [[__m512i; 2]; ROWS] = std::array::from_fn(|m| [_mm512_set1_epi32(query.thresholds.bias[m]); 2]);
         // Slices of one length each, so that the pointers below stay inside them for every step.
         let (q, r) = (&query.codes[..steps * MR], &run.codes[p * steps * NR..][..steps * NR]);
         let (mut q, mut r) = (q.as_ptr(), r.as_ptr());
@@ -86,9 +87,9 @@ fn scan<const BOTH: bool, const ROWS: usize>(
                 r = r.add(NR);
             }
         }
-        query.bars.against(run.terms[p], &mut bars);
+        query.thresholds.against(run.terms[p], &mut thresholds);
         if BOTH {
-            columns.against(query.bars, run.terms[p], &mut lacks);
+            columns.against(query.thresholds, run.terms[p], &mut lacks);
         }
         for half in 0..2 {
             let at = p * NR + half * LANES;
@@ -106,15 +107,16 @@ fn scan<const BOTH: bool, const ROWS: usize>(
             };
             for m in 0..ROWS {
                 let dot = _mm512_mul_ps(_mm512_cvtepi32_ps(tile[m][half]), scale);
-                let key = _mm512_fmsub_ps(dot, _mm512_set1_ps(query.bars.scale[m]), offset);
+                let key = _mm512_fmsub_ps(dot, _mm512_set1_ps(query.thresholds.scale[m]), offset);
                 // "Not less than": a key that is not a number must be reported.
-                let mut over = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(key, _mm512_set1_ps(bars[m]));
+                let mut over = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(key, _mm512_set1_ps(thresholds[m]));
                 if BOTH {
-                    let most = _mm512_fmadd_ps(dot, _mm512_set1_ps(query.bars.scale[m]), _mm512_set1_ps(lacks[m]));
+                    let most =
+                        _mm512_fmadd_ps(dot, _mm512_set1_ps(query.thresholds.scale[m]), _mm512_set1_ps(lacks[m]));
                     over |= _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(most, floor);
                 }
                 if over != 0 {
-                    super::report_avx512(hits, m, at as u32, over, key);
+                    super::report_avx512(candidates, m, at as u32, over, key);
                 }
             }
         }

@@ -7,9 +7,9 @@
 
 use std::arch::x86_64::*;
 
-use crate::kernel::{Centred, Hits, Kernel, MAX_MR, PanelRun, QueryPanel, QueryTerms, ReferenceTerms};
-use crate::level::{AvxVnni, Simd};
-use crate::pack;
+use crate::arch::kernel::{CandidateLists, Centred, Kernel, MAX_MR, PanelRun, QueryPanel, QueryTerms, ReferenceTerms};
+use crate::arch::level::{AvxVnni, Simd};
+use crate::filter::encode_i8;
 
 /// The kernel, with the proof that the CPU runs it.
 #[derive(Debug, Clone, Copy)]
@@ -22,36 +22,40 @@ const LANES: usize = 8;
 impl Kernel for AvxVnniI8 {
     const MR: usize = MR;
     const NR: usize = NR;
-    const COLUMNS: usize = pack::i8::COLUMNS;
-    const COARSE: bool = true;
+    const COLUMNS: usize = encode_i8::COLUMNS;
+    const CENTER_F32: bool = true;
     type Code = u32;
 
     fn encode_reference(simd: Simd, row: &Centred<'_>, lane: usize, panel: &mut [u32]) -> ReferenceTerms {
-        pack::i8::encode_reference(simd, row, lane, NR, panel)
+        encode_i8::encode_reference(simd, row, lane, NR, panel)
     }
 
     fn encode_query(simd: Simd, row: &Centred<'_>, lane: usize, panel: &mut [u32]) -> QueryTerms {
-        pack::i8::encode_query(simd, row, lane, MR, panel)
+        encode_i8::encode_query(simd, row, lane, MR, panel)
     }
 
-    fn scan(self, query: &QueryPanel<'_, u32>, run: &PanelRun<'_, u32>, hits: &mut Hits) {
+    fn scan(self, query: &QueryPanel<'_, u32>, run: &PanelRun<'_, u32>, candidates: &mut CandidateLists) {
         // SAFETY: the token in `self` proves AVX2, FMA and AVX-VNNI.
         unsafe {
             // One query waits for the memory, not for products.
-            if query.bars.rows <= 1 { scan::<1>(query, run, hits) } else { scan::<MR>(query, run, hits) }
+            if query.thresholds.rows <= 1 {
+                scan::<1>(query, run, candidates)
+            } else {
+                scan::<MR>(query, run, candidates)
+            }
         }
     }
 }
 
 #[target_feature(enable = "avx2,fma,avxvnni")]
-fn scan<const ROWS: usize>(query: &QueryPanel<'_, u32>, run: &PanelRun<'_, u32>, hits: &mut Hits) {
+fn scan<const ROWS: usize>(query: &QueryPanel<'_, u32>, run: &PanelRun<'_, u32>, candidates: &mut CandidateLists) {
     let steps = query.codes.len() / MR;
-    let mut bars = [0.0; MAX_MR];
+    let mut thresholds = [0.0; MAX_MR];
     for p in run.start..run.end {
         if run.visit.leaves_out(p) {
             continue;
         }
-        let mut tile: [[__m256i; 2]; ROWS] = std::array::from_fn(|m| [_mm256_set1_epi32(query.bars.bias[m]); 2]);
+        let mut tile: [[__m256i; 2]; ROWS] = std::array::from_fn(|m| [_mm256_set1_epi32(query.thresholds.bias[m]); 2]);
         // Slices of one length each, so that the pointers below stay inside them for every step.
         let (q, r) = (&query.codes[..steps * MR], &run.codes[p * steps * NR..][..steps * NR]);
         let (mut q, mut r) = (q.as_ptr(), r.as_ptr());
@@ -69,7 +73,7 @@ fn scan<const ROWS: usize>(query: &QueryPanel<'_, u32>, run: &PanelRun<'_, u32>,
                 r = r.add(NR);
             }
         }
-        query.bars.against(run.terms[p], &mut bars);
+        query.thresholds.against(run.terms[p], &mut thresholds);
         for half in 0..2 {
             let at = p * NR + half * LANES;
             let offset: &[f32; LANES] = run.offsets[at..][..LANES].try_into().expect("LANES offsets");
@@ -78,11 +82,11 @@ fn scan<const ROWS: usize>(query: &QueryPanel<'_, u32>, run: &PanelRun<'_, u32>,
             let (offset, scale) = unsafe { (_mm256_loadu_ps(offset.as_ptr()), _mm256_loadu_ps(scale.as_ptr())) };
             for m in 0..ROWS {
                 let dot = _mm256_mul_ps(_mm256_cvtepi32_ps(tile[m][half]), scale);
-                let key = _mm256_fmsub_ps(dot, _mm256_set1_ps(query.bars.scale[m]), offset);
+                let key = _mm256_fmsub_ps(dot, _mm256_set1_ps(query.thresholds.scale[m]), offset);
                 // "Not less than": a key that is not a number must be reported.
-                let over = _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_NLT_UQ>(key, _mm256_set1_ps(bars[m]))) as u32;
+                let over = _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_NLT_UQ>(key, _mm256_set1_ps(thresholds[m]))) as u32;
                 if over != 0 {
-                    super::report_avx2(hits, m, at as u32, over, key);
+                    super::report_avx2(candidates, m, at as u32, over, key);
                 }
             }
         }

@@ -1,0 +1,382 @@
+//! The float32 kernels of the metrics that are no sums of squares, in plain Rust.
+//!
+//! ```text
+//! cityblock   one pass over the columns     sum |q - r|
+//! Chebyshev   one pass                      max |q - r|
+//! Minkowski   two passes                    M = max |q - r|, then M (sum (|q - r| / M)^p)^(1/p), p at least 1
+//!             key = minus that, the larger the nearer
+//! ```
+//!
+//! Such a term takes three to forty instructions where a product takes one, and the compiler makes whole vectors of them;
+//! so there is one source, compiled for each level. The error of a key is relative to the key itself
+//! ([`crate::filter::bound::lp_relative_error`]) but for what rounding the rows cost, which is what the terms of a panel state.
+//!
+//! Offsets are not read: a missing row of the last panel has the key of a row of zeros, and the caller drops it.
+//!
+//! Dividing by `M` keeps every power in range whatever `p` is: the sum lies between 1 and the number of columns.
+
+use crate::arch::kernel::{
+    CandidateLists, Centred, Kernel, MAX_MR, PanelRun, PanelTerms, QueryPanel, QueryTerms, ReferenceTerms,
+};
+use crate::arch::level::{Simd, multiversion};
+use crate::filter::bound::{TAU, U32, UNDERFLOW, up};
+use crate::filter::encode_f32;
+use crate::metric::Metric;
+
+/// What is summed over the columns.
+trait Shape: Copy + Send + Sync + 'static {
+    /// Distances of `MR` query rows, interleaved, and `NR` reference rows.
+    fn tile<const NR: usize>(self, q: &[f32], r: &[f32]) -> [[f32; NR]; MR];
+}
+
+/// Rows of a query panel. With [`WIDE`] their sums take eight registers of AVX2 and leave room for the rest.
+const MR: usize = 4;
+
+/// What is done with the differences of one query row and one column. A trait rather than a closure, because a closure that
+/// the compiler does not inline into the copy for a level is compiled without that level's instructions.
+trait Step<const NR: usize> {
+    fn take(&self, m: usize, sums: &mut [f32; NR], t: [f32; NR]);
+}
+
+/// Fold `step` over the differences of a tile.
+#[inline(always)]
+fn fold<const NR: usize>(q: &[f32], r: &[f32], step: impl Step<NR>) -> [[f32; NR]; MR] {
+    let mut tile = [[0.0f32; NR]; MR];
+    let (q, _) = q.as_chunks::<MR>();
+    let (r, _) = r.as_chunks::<NR>();
+    for (q, r) in q.iter().zip(r) {
+        // Written out: a loop over the rows is what the compiler would make vectors of, with a gather for each sum.
+        step.take(0, &mut tile[0], differences(q[0], r));
+        step.take(1, &mut tile[1], differences(q[1], r));
+        step.take(2, &mut tile[2], differences(q[2], r));
+        step.take(3, &mut tile[3], differences(q[3], r));
+    }
+    tile
+}
+
+#[inline(always)]
+fn differences<const NR: usize>(q: f32, r: &[f32; NR]) -> [f32; NR] {
+    let mut t = [0.0f32; NR];
+    for n in 0..NR {
+        t[n] = (q - r[n]).abs();
+    }
+    t
+}
+
+struct Sum;
+
+impl<const NR: usize> Step<NR> for Sum {
+    #[inline(always)]
+    fn take(&self, _: usize, sums: &mut [f32; NR], t: [f32; NR]) {
+        for n in 0..NR {
+            sums[n] += t[n];
+        }
+    }
+}
+
+struct Most;
+
+impl<const NR: usize> Step<NR> for Most {
+    #[inline(always)]
+    fn take(&self, _: usize, most: &mut [f32; NR], t: [f32; NR]) {
+        for n in 0..NR {
+            most[n] = if t[n] > most[n] { t[n] } else { most[n] };
+        }
+    }
+}
+
+/// Sums of powers of the differences times `inverse`.
+struct SumOfPowers<P, const NR: usize> {
+    inverse: [[f32; NR]; MR],
+    power: P,
+}
+
+impl<P: Powers, const NR: usize> Step<NR> for SumOfPowers<P, NR> {
+    #[inline(always)]
+    fn take(&self, m: usize, sums: &mut [f32; NR], t: [f32; NR]) {
+        for n in 0..NR {
+            sums[n] += self.power.of(t[n] * self.inverse[m][n]);
+        }
+    }
+}
+
+/// Sum of absolute differences.
+#[derive(Debug, Clone, Copy)]
+struct Cityblock;
+
+impl Shape for Cityblock {
+    #[inline(always)]
+    fn tile<const NR: usize>(self, q: &[f32], r: &[f32]) -> [[f32; NR]; MR] {
+        fold(q, r, Sum)
+    }
+}
+
+/// Largest absolute difference.
+#[derive(Debug, Clone, Copy)]
+struct Chebyshev;
+
+impl Shape for Chebyshev {
+    #[inline(always)]
+    fn tile<const NR: usize>(self, q: &[f32], r: &[f32]) -> [[f32; NR]; MR] {
+        fold(q, r, Most)
+    }
+}
+
+/// A way to raise numbers between 0 and 1 to a power.
+trait Powers: Copy + Send + Sync + 'static {
+    /// The exponent, at least 1.
+    fn exponent(self) -> f32;
+
+    /// `x` raised to it.
+    fn of(self, x: f32) -> f32;
+}
+
+/// By logarithms: any exponent.
+#[derive(Debug, Clone, Copy)]
+struct Logarithms {
+    p: f32,
+}
+
+impl Powers for Logarithms {
+    #[inline(always)]
+    fn exponent(self) -> f32 {
+        self.p
+    }
+
+    #[inline(always)]
+    fn of(self, x: f32) -> f32 {
+        exp2(self.p * log2(x))
+    }
+}
+
+/// By products: the exponent `HALVES / 2` for 3, 6 and 8 halves.
+#[derive(Debug, Clone, Copy)]
+struct Products<const HALVES: u32>;
+
+impl<const HALVES: u32> Powers for Products<HALVES> {
+    #[inline(always)]
+    fn exponent(self) -> f32 {
+        HALVES as f32 / 2.0
+    }
+
+    #[inline(always)]
+    fn of(self, x: f32) -> f32 {
+        const { assert!(matches!(HALVES, 3 | 6 | 8)) };
+        match HALVES {
+            3 => x * x.sqrt(),
+            6 => x * x * x,
+            _ => (x * x) * (x * x),
+        }
+    }
+}
+
+/// Minkowski distance of an exponent of at least 1.
+#[derive(Debug, Clone, Copy)]
+struct Minkowski<P>(P);
+
+/// Below this a largest difference stands for the distance: the two differ by less than the slack of every key.
+const NEGLIGIBLE: f32 = 1.0 / (1u128 << 120) as f32;
+
+impl<P: Powers> Shape for Minkowski<P> {
+    #[inline(always)]
+    fn tile<const NR: usize>(self, q: &[f32], r: &[f32]) -> [[f32; NR]; MR] {
+        let most: [[f32; NR]; MR] = fold(q, r, Most);
+        let mut inverse = [[0.0f32; NR]; MR];
+        for m in 0..MR {
+            for n in 0..NR {
+                inverse[m][n] = if most[m][n] > NEGLIGIBLE { 1.0 / most[m][n] } else { 0.0 };
+            }
+        }
+        let sums = fold(q, r, SumOfPowers { inverse, power: self.0 });
+        let mut tile = [[0.0f32; NR]; MR];
+        for m in 0..MR {
+            for n in 0..NR {
+                let root = exp2(log2(sums[m][n]) * (1.0 / self.0.exponent()));
+                tile[m][n] = if most[m][n] > NEGLIGIBLE { most[m][n] * root } else { most[m][n] };
+            }
+        }
+        tile
+    }
+}
+
+/// `log2(x)` of a positive normal number, off by at most `2^-20 + 2^-23 |log2 x|`; below -125 of 0 and subnormal numbers.
+#[inline(always)]
+fn log2(x: f32) -> f32 {
+    // x = 2^e m with m in [sqrt(1/2), sqrt(2)); log2 m is a polynomial without constant term in m - 1.
+    const ROOT_OF_HALF: i32 = 0x3f35_04f3;
+    let bits = x.to_bits() as i32;
+    let e = (bits - ROOT_OF_HALF) >> 23;
+    let f = f32::from_bits((bits - (e << 23)) as u32) - 1.0;
+    let mut sum = 0.172_128_74;
+    for c in [-0.269_506_28, 0.295_633_6, -0.359_350_65, 0.480_629_15, -0.721_364, 1.442_696_5] {
+        sum = sum * f + c;
+    }
+    sum * f + e as f32
+}
+
+/// `2^x` for x up to 100, off by at most a relative `2^-20`; at most `2^-124` for x below -125.
+#[inline(always)]
+fn exp2(x: f32) -> f32 {
+    // Adding it leaves the nearest whole number in the last bits.
+    const WHOLE: f32 = (3u32 << 22) as f32;
+    let x = if x > -125.0 { x } else { -125.0 };
+    let shifted = x + WHOLE;
+    let f = x - (shifted - WHOLE);
+    let mut sum = 0.001_340_043_3;
+    for c in [0.009_676_037, 0.055_503_27, 0.240_221_07, std::f32::consts::LN_2, 1.0] {
+        sum = sum * f + c;
+    }
+    f32::from_bits(sum.to_bits().wrapping_add(shifted.to_bits() << 23))
+}
+
+/// A filter kernel; `NR` is [`WIDE`] or [`NARROW`]. One type for all distances but Chebyshev's (`MOST`), whose rows are rounded
+/// at another price: the search around a kernel is compiled for each type.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LpF32<const NR: usize, const MOST: bool> {
+    pub(crate) simd: Simd,
+    pub(crate) metric: Metric,
+}
+
+impl<const NR: usize, const MOST: bool> LpF32<NR, MOST> {
+    /// What rounding a row to float32 moves its distances by, and the slack for what a key's error makes of it.
+    fn moved(row: &Centred<'_>) -> f64 {
+        // At least the norm of a row over its 2-norm.
+        let norm_ratio = if MOST { 1.0 } else { (row.row.len() as f64).sqrt() };
+        U32 * (1.0 + 1.0 / 8.0) * norm_ratio * (row.norm + TAU)
+    }
+
+    fn scan_shape<S: Shape>(
+        &self,
+        shape: S,
+        query: &QueryPanel<'_, f32>,
+        run: &PanelRun<'_, f32>,
+        candidates: &mut CandidateLists,
+    ) {
+        const { assert!(NR == WIDE || NR == NARROW) };
+        if NR == WIDE {
+            scan_wide(self.simd, shape, query, run, candidates);
+        } else {
+            scan::<S, NARROW>(shape, query, run, candidates);
+        }
+    }
+}
+
+impl<const NR: usize, const MOST: bool> Kernel for LpF32<NR, MOST> {
+    const MR: usize = MR;
+    const NR: usize = NR;
+    const COLUMNS: usize = 1;
+    const CENTER_F32: bool = false;
+    type Code = f32;
+
+    fn encode_reference(_: Simd, row: &Centred<'_>, lane: usize, panel: &mut [f32]) -> ReferenceTerms {
+        encode_f32::interleave(row.row, lane, NR, panel);
+        let error = PanelTerms { a: 1.0, b: 0.0, c: up(Self::moved(row) + 4.0 * UNDERFLOW) };
+        ReferenceTerms { error, scale: 1.0 }
+    }
+
+    fn encode_query(_: Simd, row: &Centred<'_>, lane: usize, panel: &mut [f32]) -> QueryTerms {
+        encode_f32::interleave(row.row, lane, MR, panel);
+        QueryTerms { alpha: up(Self::moved(row)), beta: 0.0, scale: 1.0, bias: 0 }
+    }
+
+    fn scan(self, query: &QueryPanel<'_, f32>, run: &PanelRun<'_, f32>, candidates: &mut CandidateLists) {
+        match self.metric {
+            Metric::Chebyshev => self.scan_shape(Chebyshev, query, run, candidates),
+            Metric::Minkowski(power) => match power.halves() {
+                Some(3) => self.scan_shape(Minkowski(Products::<3>), query, run, candidates),
+                Some(6) => self.scan_shape(Minkowski(Products::<6>), query, run, candidates),
+                Some(8) => self.scan_shape(Minkowski(Products::<8>), query, run, candidates),
+                _ => self.scan_shape(Minkowski(Logarithms { p: power.get() as f32 }), query, run, candidates),
+            },
+            // The others are never sent here.
+            _ => self.scan_shape(Cityblock, query, run, candidates),
+        }
+    }
+}
+
+/// Rows of a reference panel for AVX2 and above.
+pub(crate) const WIDE: usize = 16;
+/// Rows of a reference panel for vectors of 128 bits.
+pub(crate) const NARROW: usize = 8;
+
+multiversion! {
+    fn scan_wide<S: Shape>(shape: S, query: &QueryPanel<'_, f32>, run: &PanelRun<'_, f32>, candidates: &mut CandidateLists) {
+        scan::<S, WIDE>(shape, query, run, candidates);
+    }
+}
+
+#[inline(always)]
+fn scan<S: Shape, const NR: usize>(
+    shape: S,
+    query: &QueryPanel<'_, f32>,
+    run: &PanelRun<'_, f32>,
+    candidates: &mut CandidateLists,
+) {
+    let panel_len = query.codes.len() / MR * NR;
+    let mut thresholds = [0.0; MAX_MR];
+    for p in run.start..run.end {
+        if run.visit.leaves_out(p) {
+            continue;
+        }
+        let codes = &run.codes[p * panel_len..][..panel_len];
+        let tile = shape.tile::<NR>(query.codes, codes);
+        query.thresholds.against(run.terms[p], &mut thresholds);
+        for (m, distances) in tile.iter().enumerate() {
+            let mut any = false;
+            for distance in distances {
+                // Not `>=`: a key that is not a number must be reported.
+                #[expect(clippy::neg_cmp_op_on_partial_ord, reason = "NaN must pass")]
+                let reaches = !(-distance < thresholds[m]);
+                any |= reaches;
+            }
+            if !any {
+                continue;
+            }
+            for (n, distance) in distances.iter().enumerate() {
+                #[expect(clippy::neg_cmp_op_on_partial_ord, reason = "NaN must pass")]
+                if !(-distance < thresholds[m]) {
+                    candidates.push(m, (p * NR + n) as u32, -distance);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SMALL: f64 = 1.0 / (1u64 << 20) as f64;
+
+    /// Every mantissa, at exponents where the sum with the exponent rounds finely and coarsely.
+    #[test]
+    fn logarithms_keep_their_bound() {
+        for exponent in [-126, -64, -3, -1, 0, 5] {
+            for mantissa in (0..1u32 << 23).step_by(if exponent == -1 || exponent == 0 { 1 } else { 61 }) {
+                let x = f32::from_bits((((exponent + 127) as u32) << 23) | mantissa);
+                let exact = f64::from(x).log2();
+                assert!((f64::from(log2(x)) - exact).abs() <= SMALL + exact.abs() * 2.0 * U32, "{x:e}");
+            }
+        }
+        for tiny in [0.0, f32::from_bits(1), f32::MIN_POSITIVE.next_down()] {
+            assert!(log2(tiny) < -125.0);
+        }
+    }
+
+    #[test]
+    fn powers_of_two_keep_their_bound() {
+        for i in -125 * (1i64 << 14)..=20 * (1 << 14) {
+            let x = (i as f64 / f64::from(1 << 14)) as f32;
+            let exact = f64::from(x).exp2();
+            assert!((f64::from(exp2(x)) - exact).abs() <= SMALL * exact, "{x:e}");
+        }
+        let mut x = -0.6f32;
+        while x < 0.6 {
+            assert!((f64::from(exp2(x)) - f64::from(x).exp2()).abs() <= SMALL * f64::from(x).exp2(), "{x:e}");
+            x += 3e-7;
+        }
+        for x in [-125.0, -126.0, -1e6, -1e30, f32::NEG_INFINITY] {
+            assert_eq!(exp2(x), 2f32.powi(-125));
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! Attacks on the thresholds of rows that are not packed: whatever row a bar is made from, no row that ranks up to it is left out.
+
+use proptest::prelude::*;
+
+use super::{matrix, row};
+use crate::arch::UNPACKED_LANES;
+use crate::arch::kernel::{CandidateLists, MAX_RUN};
+use crate::arch::level::{Level, Simd};
+use crate::exact::{Prepared, Widened, score};
+use crate::filter::unpacked::{MOST_ROWS, Panel, Threshold};
+use crate::matrix::{Element, MatrixRef, Output};
+use crate::metric::{Geometry, Metric};
+use crate::order::Neighbour;
+
+/// Rows that a panel reports for each query, its thresholds made from the value of the row `made_from` names among `ranks`.
+fn reported<E: Element>(
+    simd: Simd,
+    metric: Metric,
+    prepared: &[Prepared],
+    ranks: &[Vec<Neighbour>],
+    made_from: usize,
+    refs: MatrixRef<'_, E>,
+) -> Vec<Vec<u32>> {
+    let mut panel = Panel::new(metric, prepared);
+    for (lane, (query, ranks)) in prepared.iter().zip(ranks).enumerate() {
+        let threshold: Threshold = Panel::threshold(metric, query, <E::Output as Output>::UNIT_ROUNDOFF);
+        panel.raise(lane, &threshold, ranks[made_from].ranked_value(metric));
+    }
+    let mut candidates = CandidateLists::new(UNPACKED_LANES, MOST_ROWS / MAX_RUN);
+    panel.scan(simd, refs, 0, refs.rows(), &mut Widened::new(), &mut candidates);
+    (0..prepared.len()).map(|lane| candidates.take(lane).0.to_vec()).collect()
+}
+
+fn ranks<E: Element>(simd: Simd, metric: Metric, query: &Prepared, refs: MatrixRef<'_, E>) -> Vec<Neighbour> {
+    let all: Vec<u32> = (0..refs.rows() as u32).collect();
+    let mut values = Vec::new();
+    score(simd, query, refs, &all, &mut Widened::new(), &mut values);
+    all.iter().zip(values).map(|(&row, value)| Neighbour::new::<E::Output>(metric, value, row)).collect()
+}
+
+/// The metrics that are searched among rows as they lie.
+fn metrics() -> Vec<Metric> {
+    Metric::ALL.into_iter().filter(|metric| metric.geometry() != Geometry::Lp).collect()
+}
+
+/// No row that ranks at or before the row that a bar was made from stays below it.
+pub(super) fn attack<E: Element>(
+    metric: Metric,
+    query: MatrixRef<'_, E>,
+    refs: MatrixRef<'_, E>,
+) -> Result<(), TestCaseError> {
+    if metric.geometry() == Geometry::Lp {
+        return Ok(());
+    }
+    let prepared: Vec<Prepared> = (0..query.rows()).map(|i| Prepared::new(metric, query.row(i))).collect();
+    for simd in Level::available().into_iter().filter_map(Simd::new) {
+        let ranks: Vec<_> = prepared.iter().map(|query| ranks(simd, metric, query, refs)).collect();
+        for made_from in 0..refs.rows() {
+            let reported = reported(simd, metric, &prepared, &ranks, made_from, refs);
+            for (reported, ranks) in reported.iter().zip(&ranks) {
+                for rank in ranks.iter().filter(|rank| !rank.is_behind(ranks[made_from])) {
+                    prop_assert!(
+                        reported.contains(&rank.row()),
+                        "{:?}: row {} ranks up to row {made_from} and is left out",
+                        simd.level(),
+                        rank.row()
+                    );
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 50, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn no_bar_hides_a_neighbour(
+        dim in prop_oneof![1usize..=130, Just(2048)],
+        kinds in prop::collection::vec(any::<u8>(), 2..40),
+        seeds in prop::collection::vec(-2.0f32..2.0, 5..90),
+        metric in prop::sample::select(metrics()),
+        same_kind: bool,
+    ) {
+        let data: Vec<f32> = kinds
+            .iter()
+            .enumerate()
+            .flat_map(|(i, &kind)| row(if same_kind { kinds[0] } else { kind }, dim, &seeds[i % (seeds.len() / 2)..]))
+            .collect();
+        let queries = kinds.len().min(UNPACKED_LANES) * dim;
+        attack(metric, matrix(&data[..queries], dim), matrix(&data, dim))?;
+    }
+}
+
+/// The thresholds must also be worth something: on ordinary rows hardly more than the rows that count reach them.
+#[test]
+fn bars_leave_out_ordinary_rows() {
+    let data: Vec<f32> = (0..300 * 64).map(|i| ((i * 7919) % 1009) as f32 / 500.0 - 1.0).collect();
+    let (query, refs) = (matrix(&data[..16 * 64], 64), matrix(&data, 64));
+    for simd in Level::available().into_iter().filter_map(Simd::new) {
+        for metric in metrics() {
+            let prepared: Vec<Prepared> = (0..16).map(|i| Prepared::new(metric, query.row(i))).collect();
+            let ranks: Vec<_> = prepared.iter().map(|query| ranks(simd, metric, query, refs)).collect();
+            let reported = reported(simd, metric, &prepared, &ranks, 100, refs);
+            for (reported, ranks) in reported.iter().zip(&ranks) {
+                let count = ranks.iter().filter(|rank| !rank.is_behind(ranks[100])).count();
+                assert!(reported.len() <= count + 8, "{metric:?}: {} reported, {count} count", reported.len());
+            }
+        }
+    }
+}

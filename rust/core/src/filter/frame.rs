@@ -1,0 +1,291 @@
+//! Where rows are moved to before they are encoded: a centre and a scale.
+//!
+//! ```text
+//! reference ──strided sample──> Frame (centre c, scale sigma)
+//! row ──widen, normalise──> r ──(r - c) sigma──> Centred (float32 row, norms)
+//! ```
+//!
+//! Any centre, and any power of two between 2^-400 and 2^400 as scale, leave the bound of `bound.rs` valid; good ones make it
+//! tight. So both come from a sample in which rows of outlying size do not count: one giant row must not ruin the bound for
+//! all others.
+
+use crate::arch::kernel::Centred;
+use crate::arch::level::{Simd, multiversion};
+use crate::exact::lanes::{exponent, power_of_two};
+use crate::exact::{UnitScale, relative_error, unit_scale_of};
+use crate::filter::bound::{LARGEST_NORM, TAU, U32};
+use crate::filter::center_f32;
+use crate::matrix::{Element, MatrixRef, Wide};
+use crate::metric::{Geometry, Metric};
+
+/// Rows looked at to choose centre and scale.
+const SAMPLE: usize = 256;
+
+/// The scale stays between 2 to the minus and to the plus this: its square is then a normal number, and what underflows
+/// in float64 stays negligible when scaled by it (`docs/exactness.md`, "Range").
+const LARGEST_SCALE_EXPONENT: i32 = 400;
+
+/// Whether a frame may have this scale.
+pub(crate) fn is_scale(scale: f64) -> bool {
+    let range = power_of_two(-LARGEST_SCALE_EXPONENT)..=power_of_two(LARGEST_SCALE_EXPONENT);
+    range.contains(&scale) && scale == power_of_two(exponent(scale))
+}
+
+/// Sampled rows larger than this many times the median do not count.
+const OUTLIER: f64 = 8.0;
+
+/// Where rows are moved to before they are encoded.
+#[derive(Debug, Clone)]
+pub(crate) struct Frame {
+    metric: Metric,
+    /// Subtracted from reference rows.
+    pub(super) centre: Vec<f64>,
+    /// Subtracted from query rows: the centre, or zeros.
+    query_centre: Vec<f64>,
+    /// A power of two.
+    pub(super) scale: f64,
+    query_centre_norm: f64,
+    centre_norm: f64,
+    /// The same in float32, where float32 holds it; see `center_f32.rs`.
+    center_f32: Option<center_f32::Frame>,
+}
+
+/// Sums over one row that was centred.
+#[derive(Debug, Clone, Copy)]
+struct Sums {
+    /// Squared norm after centring, before scaling.
+    centred2: f64,
+    /// Squared norm before centring.
+    raw2: f64,
+    /// Inner product of the centred row with `other`.
+    centred_other: f64,
+    /// Inner product of the row before centring with `other`.
+    raw_other: f64,
+}
+
+multiversion! {
+    /// `out = ((row * pre) * inverse - centre) * scale` in float32, and the sums that the bound needs.
+    fn centre_row<W: Wide>(
+        row: &[W], unit: UnitScale, centre: &[f64], other: &[f64], scale: f64, out: &mut [f32],
+    ) -> Sums {
+        // One array and one loop for each sum: the shape that the compiler turns into whole vectors.
+        let (mut centred2, mut raw2) = ([0.0f64; LANES], [0.0f64; LANES]);
+        let (mut centred_other, mut raw_other) = ([0.0f64; LANES], [0.0f64; LANES]);
+        let mut chunk = |row: &[W; LANES], centre: &[f64; LANES], other: &[f64; LANES], out: &mut [f32; LANES]| {
+            let raw: [f64; LANES] = std::array::from_fn(|l| (row[l].to_f64() * unit.pre) * unit.inverse);
+            let moved: [f64; LANES] = std::array::from_fn(|l| raw[l] - centre[l]);
+            for l in 0..LANES {
+                out[l] = (moved[l] * scale) as f32;
+            }
+            for l in 0..LANES {
+                centred2[l] += moved[l] * moved[l];
+            }
+            for l in 0..LANES {
+                raw2[l] += raw[l] * raw[l];
+            }
+            for l in 0..LANES {
+                centred_other[l] += moved[l] * other[l];
+            }
+            for l in 0..LANES {
+                raw_other[l] += raw[l] * other[l];
+            }
+        };
+        let (rows, row_rest) = row.as_chunks::<LANES>();
+        let (centres, centre_rest) = centre.as_chunks::<LANES>();
+        let (others, other_rest) = other.as_chunks::<LANES>();
+        let (outs, out_rest) = out.as_chunks_mut::<LANES>();
+        for (((row, centre), other), out) in rows.iter().zip(centres).zip(others).zip(outs) {
+            chunk(row, centre, other, out);
+        }
+        if !row_rest.is_empty() {
+            // Transposed that do not exist are zeros on both sides: they add nothing.
+            let mut last = [0.0f32; LANES];
+            chunk(&padded(row_rest), &padded(centre_rest), &padded(other_rest), &mut last);
+            out_rest.copy_from_slice(&last[..row_rest.len()]);
+        }
+        Sums {
+            centred2: centred2.iter().sum(),
+            raw2: raw2.iter().sum(),
+            centred_other: centred_other.iter().sum(),
+            raw_other: raw_other.iter().sum(),
+        }
+    }
+}
+
+const LANES: usize = 8;
+
+#[inline(always)]
+fn padded<T: Copy + Default>(rest: &[T]) -> [T; LANES] {
+    let mut chunk = [T::default(); LANES];
+    chunk[..rest.len()].copy_from_slice(rest);
+    chunk
+}
+
+const NO_UNIT: UnitScale = UnitScale { pre: 1.0, inverse: 1.0, norm2: 1.0 };
+
+impl Frame {
+    /// Choose centre and scale from a strided sample of the reference (references are often sorted by class).
+    pub(crate) fn choose<E: Element>(simd: Simd, metric: Metric, reference: MatrixRef<'_, E>) -> Self {
+        let dim = reference.dim();
+        let stride = reference.rows().div_ceil(SAMPLE).max(1);
+        let mut scratch = Vec::new();
+        let mut rows: Vec<(f64, Vec<f64>)> = Vec::new();
+        // Wide rows make the sample expensive and are rarely many; bound its numbers, not only its rows.
+        let most = (1 << 20) / dim + 16;
+        for row in (0..reference.rows()).step_by(stride).take(most) {
+            let wide = E::widen(reference.row(row), &mut scratch);
+            let unit = if metric.normalizes() { unit_scale_of::<E>(simd, wide) } else { NO_UNIT };
+            let row: Vec<f64> = wide.iter().map(|x| (x.to_f64() * unit.pre) * unit.inverse).collect();
+            let size = row.iter().fold(0.0f64, |m, x| if x.is_nan() { f64::INFINITY } else { m.max(x.abs()) });
+            if size.is_finite() {
+                rows.push((size, row));
+            }
+        }
+        let mut sizes: Vec<f64> = rows.iter().map(|(size, _)| *size).collect();
+        sizes.sort_unstable_by(f64::total_cmp);
+        let median = sizes.get(sizes.len() / 2).copied().unwrap_or(0.0);
+        rows.retain(|(size, _)| *size <= OUTLIER * median);
+
+        let count = rows.len().max(1) as f64;
+        let mut centre = vec![0.0f64; dim];
+        for (_, row) in &rows {
+            for (c, x) in centre.iter_mut().zip(row) {
+                *c += x / count;
+            }
+        }
+        if !centre.iter().all(|c| c.is_finite()) {
+            centre.fill(0.0);
+        }
+        if !E::DOUBLE {
+            // Any centre will do; one that float32 holds serves both ways of centring.
+            centre.iter_mut().for_each(|c| *c = f64::from(*c as f32));
+        }
+        let spread = rows
+            .iter()
+            .flat_map(|(_, row)| row.iter().zip(&centre).map(|(x, c)| (x - c).abs()))
+            .fold(0.0f64, |m, x| if x.is_finite() { m.max(x) } else { m });
+        let scale = if spread > 0.0 {
+            power_of_two(-exponent(spread).clamp(-LARGEST_SCALE_EXPONENT, LARGEST_SCALE_EXPONENT))
+        } else {
+            1.0
+        };
+        Self::new(metric, centre, scale, E::DOUBLE)
+    }
+
+    /// The frame of this centre and scale; `double` says whether the rows are float64.
+    pub(super) fn new(metric: Metric, centre: Vec<f64>, scale: f64, double: bool) -> Self {
+        let query_centre = if metric == Metric::InnerProduct { vec![0.0; centre.len()] } else { centre.clone() };
+        let norm = |x: &[f64]| x.iter().map(|c| c * c).sum::<f64>().sqrt();
+        let center_f32 = if double { None } else { center_f32::Frame::new(&centre, &query_centre, scale) };
+        Self {
+            metric,
+            scale,
+            centre_norm: norm(&centre),
+            query_centre_norm: norm(&query_centre),
+            centre,
+            query_centre,
+            center_f32,
+        }
+    }
+
+    pub(crate) fn scale2(&self) -> f64 {
+        self.scale * self.scale
+    }
+
+    fn unit<E: Element>(&self, simd: Simd, wide: &[E::Wide]) -> UnitScale {
+        if self.metric.normalizes() { unit_scale_of::<E>(simd, wide) } else { NO_UNIT }
+    }
+
+    /// Centre a reference row; `None` if the row is not finite.
+    pub(crate) fn reference_row<'a, E: Element>(
+        &self,
+        simd: Simd,
+        wide: &[E::Wide],
+        out: &'a mut [f32],
+    ) -> Option<Centred<'a>> {
+        let unit = self.unit::<E>(simd, wide);
+        let sums = centre_row(simd, wide, unit, &self.centre, &self.query_centre, self.scale, out);
+        let (offset, size) = match self.metric.geometry() {
+            Geometry::Euclidean | Geometry::Lp => {
+                let half = 0.5 * sums.centred2 * self.scale2();
+                (half, half)
+            }
+            Geometry::Dot => {
+                let size = self.query_centre_norm * sums.centred2.sqrt() * self.scale2();
+                (-sums.centred_other * self.scale2(), size)
+            }
+        };
+        self.finish(wide, sums, offset, size, out)
+    }
+
+    /// As [`Frame::reference_row`], in float32 where that can be done and the codes are coarser than that.
+    pub(crate) fn reference_row_f32<'a, E: Element>(
+        &self,
+        simd: Simd,
+        wide: &[E::Wide],
+        out: &'a mut [f32],
+    ) -> Option<Centred<'a>> {
+        if let (Some(frame), Some(row)) = (&self.center_f32, E::Wide::as_f32(wide))
+            && let Some(sums) = frame.centre(simd, self.metric, row, out)
+        {
+            return Some(sums.into_centred(out));
+        }
+        self.reference_row::<E>(simd, wide, out)
+    }
+
+    /// Centre a query row; `None` if the row is not finite. Also the shift between its values and keys, with its size.
+    pub(crate) fn query_row<'a, E: Element>(
+        &self,
+        simd: Simd,
+        wide: &[E::Wide],
+        out: &'a mut [f32],
+    ) -> Option<(Centred<'a>, f64, f64)> {
+        let unit = self.unit::<E>(simd, wide);
+        let sums = centre_row(simd, wide, unit, &self.query_centre, &self.centre, self.scale, out);
+        let (shift, size) = match self.metric.geometry() {
+            Geometry::Euclidean | Geometry::Lp => (sums.centred2 * self.scale2(), sums.centred2 * self.scale2()),
+            Geometry::Dot => (sums.raw_other * self.scale2(), sums.raw2.sqrt() * self.centre_norm * self.scale2()),
+        };
+        // A shift that left the range of float64 makes the row unusable, as an offset does for a reference.
+        self.finish(wide, sums, shift, size, out).map(|centred| (centred, shift, size))
+    }
+
+    fn finish<'a, W: Wide>(
+        &self,
+        wide: &[W],
+        sums: Sums,
+        offset: f64,
+        offset_size: f64,
+        out: &'a mut [f32],
+    ) -> Option<Centred<'a>> {
+        // A sum of finite squares may still overflow; only then is it worth looking at the row itself.
+        if !sums.raw2.is_finite() && !wide.iter().all(|x| x.to_f64().is_finite()) {
+            return None;
+        }
+        let dim = wide.len();
+        // The factor covers the rounding of the norm itself.
+        let norm = sums.centred2.sqrt() * self.scale * (1.0 + relative_error(dim));
+        let raw_norm = match self.metric.geometry() {
+            Geometry::Euclidean | Geometry::Lp => 0.0,
+            Geometry::Dot => sums.raw2.sqrt() * self.scale * (1.0 + relative_error(dim)),
+        };
+        let usable = norm <= LARGEST_NORM
+            && raw_norm <= LARGEST_NORM * LARGEST_NORM
+            // Keys subtract it in float32.
+            && (offset as f32).is_finite()
+            && offset_size.is_finite();
+        if !usable {
+            out.fill(0.0);
+        }
+        Some(Centred {
+            row: out,
+            norm: if usable { norm } else { f64::INFINITY },
+            raw_norm,
+            offset: if usable { offset } else { 0.0 },
+            offset_size: if usable { offset_size } else { 0.0 },
+            offset_error: 0.0,
+            row_error: if usable { 2.0 * U32 * (norm + TAU) } else { 0.0 },
+            noise: relative_error(dim),
+        })
+    }
+}

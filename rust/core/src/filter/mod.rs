@@ -1,0 +1,34 @@
+//! The certified filter: which rows can be rejected without their float64 value.
+//!
+//! ```text
+//! reference ──frame: centre, scale──> encode_{f32,i8}: codes, error terms ──> panels
+//! panels, query panel ──arch: keys──> key below the threshold of `bound`?  ──> rejected, provably
+//! few queries ──unpacked: float32 arithmetic on the rows as passed─────────> the same
+//! ```
+
+pub(crate) mod bound;
+#[cfg(test)]
+mod bound_properties;
+pub(crate) mod center_f32;
+pub(crate) mod codes;
+pub(crate) mod encode_f32;
+pub(crate) mod encode_i8;
+pub(crate) mod frame;
+pub(crate) mod panels;
+pub(crate) mod persist;
+pub(crate) mod unpacked;
+
+/// What decides whether a row needs its float64 value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(u8)]
+pub(crate) enum Filter {
+    /// Nothing: every pair is formed in float64.
+    #[default]
+    Direct,
+    /// Float32 arithmetic on the rows as passed, without packing.
+    Unpacked,
+    /// Centred float32 rows and their certified bound.
+    Float32,
+    /// Centred rows in 8-bit codes and their certified bound.
+    Int8,
+}

@@ -1,0 +1,229 @@
+//! From rows as given to panels that a kernel reads.
+//!
+//! ```text
+//! row ──frame: widen, normalise, centre──> Centred (float32 row, norms) ──encode──> lane of a panel
+//!                           └─ not finite? the row is named in an error; finding it costs nothing here
+//! ```
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use rayon::prelude::*;
+
+use crate::arch::kernel::{Kernel, MAX_MR, MAX_RUN, PanelRun, PanelTerms, QueryTerms, SAMPLE_STRIDE, Visit};
+use crate::arch::level::Simd;
+use crate::error::{Argument, Error, Result};
+use crate::filter::codes::Codes;
+use crate::filter::frame::Frame;
+use crate::matrix::{Element, MatrixRef, QueryRef};
+use crate::runtime::Monitor;
+use crate::runtime::alloc::try_vec;
+use crate::runtime::alloc::{Aligned, try_zeroed};
+
+/// The first row that was found not to be finite, seen from many threads.
+pub(crate) struct FirstBad(AtomicUsize);
+
+impl FirstBad {
+    pub(crate) fn new() -> Self {
+        Self(AtomicUsize::new(usize::MAX))
+    }
+
+    pub(crate) fn report(&self, row: usize) {
+        self.0.fetch_min(row, Ordering::Relaxed);
+    }
+
+    pub(crate) fn check<E: Element>(&self, matrix: MatrixRef<'_, E>, argument: Argument) -> Result<()> {
+        let row = self.0.load(Ordering::Relaxed);
+        if row == usize::MAX {
+            return Ok(());
+        }
+        Err(matrix.first_non_finite(argument, row).unwrap_or_else(|| Error::Panic("a finite row was refused".into())))
+    }
+}
+
+/// All reference rows as panels of kernel `K`.
+pub(crate) struct PackedReference<K: Kernel> {
+    pub(super) codes: Codes<K::Code>,
+    pub(super) offsets: Aligned<f32>,
+    pub(super) scales: Aligned<f32>,
+    pub(super) terms: Vec<PanelTerms>,
+    pub(super) panel_len: usize,
+}
+
+impl<K: Kernel> PackedReference<K> {
+    /// Encode every row, in parallel over panels; with one thread on this one, without asking rayon for anything.
+    pub(crate) fn pack<E: Element>(
+        simd: Simd,
+        frame: &Frame,
+        reference: MatrixRef<'_, E>,
+        threads: usize,
+        monitor: &Monitor,
+    ) -> Result<Self> {
+        let panels = reference.rows().div_ceil(K::NR);
+        let panel_len = reference.dim().div_ceil(K::COLUMNS) * K::NR;
+        let mut codes = Aligned::zeroed(panels * panel_len, "the packed reference")?;
+        let mut offsets = Aligned::zeroed(panels * K::NR, "the packed reference")?;
+        let mut scales = Aligned::zeroed(panels * K::NR, "the packed reference")?;
+        let mut terms = try_zeroed::<PanelTerms>(panels, "the packed reference")?;
+        let bad = FirstBad::new();
+        let pack_panel = |(scratch, out): &mut (Vec<E::Wide>, Vec<f32>),
+                          panel: usize,
+                          codes: &mut [K::Code],
+                          offsets: &mut [f32],
+                          scales: &mut [f32],
+                          terms: &mut PanelTerms| {
+            if monitor.check().is_err() {
+                return;
+            }
+            for lane in 0..K::NR {
+                let row = panel * K::NR + lane;
+                if row >= reference.rows() {
+                    offsets[lane] = f32::INFINITY;
+                    continue;
+                }
+                let wide = E::widen(reference.row(row), scratch);
+                let centred = if K::CENTER_F32 {
+                    frame.reference_row_f32::<E>(simd, wide, out)
+                } else {
+                    frame.reference_row::<E>(simd, wide, out)
+                };
+                let Some(centred) = centred else {
+                    bad.report(row);
+                    continue;
+                };
+                let encoded = K::encode_reference(simd, &centred, lane, codes);
+                offsets[lane] = centred.offset as f32;
+                scales[lane] = encoded.scale;
+                *terms = terms.max(encoded.error);
+            }
+        };
+        let buffers = || (Vec::new(), vec![0.0f32; reference.dim()]);
+        let (codes_out, offsets_out, scales_out) =
+            (codes.as_mut_slice(), offsets.as_mut_slice(), scales.as_mut_slice());
+        if threads == 1 {
+            let mut buffers = buffers();
+            let panels = codes_out
+                .chunks_mut(panel_len)
+                .zip(offsets_out.chunks_mut(K::NR))
+                .zip(scales_out.chunks_mut(K::NR))
+                .zip(&mut terms);
+            for (panel, (((codes, offsets), scales), terms)) in panels.enumerate() {
+                pack_panel(&mut buffers, panel, codes, offsets, scales, terms);
+            }
+        } else {
+            codes_out
+                .par_chunks_mut(panel_len)
+                .zip(offsets_out.par_chunks_mut(K::NR))
+                .zip(scales_out.par_chunks_mut(K::NR))
+                .zip(&mut terms)
+                .enumerate()
+                .with_min_len(((1 << 16) / panel_len).max(1))
+                .for_each_init(buffers, |buffers, (panel, (((codes, offsets), scales), terms))| {
+                    pack_panel(buffers, panel, codes, offsets, scales, terms);
+                });
+        }
+        monitor.check()?;
+        bad.check(reference, Argument::Reference)?;
+        Ok(Self { codes: Codes::Owned(codes), offsets, scales, terms, panel_len })
+    }
+
+    /// Bytes of memory that it takes; codes in a file do not count.
+    pub(crate) fn bytes(&self) -> usize {
+        self.codes.bytes()
+            + size_of_val(self.offsets.as_slice())
+            + size_of_val(self.scales.as_slice())
+            + size_of_val(self.terms.as_slice())
+    }
+
+    pub(crate) fn panels(&self) -> usize {
+        self.terms.len()
+    }
+
+    /// The offset of a row, and the terms of its panel.
+    pub(crate) fn row(&self, row: usize) -> (f32, PanelTerms) {
+        (self.offsets.as_slice()[row], self.terms[row / K::NR])
+    }
+
+    /// Bytes of its codes, wherever they lie.
+    pub(crate) fn code_bytes(&self) -> usize {
+        size_of_val(self.codes.as_slice())
+    }
+
+    pub(crate) fn panel_bytes(&self) -> usize {
+        self.panel_len * size_of::<K::Code>()
+    }
+
+    /// The panels of `start .. end` that `visit` names, as a kernel reads them.
+    ///
+    /// # Errors
+    /// [`Error::BadFile`], where they come from a file that is damaged there.
+    #[inline(always)]
+    pub(crate) fn run(&self, start: usize, end: usize, visit: Visit) -> Result<PanelRun<'_, K::Code>> {
+        let most = if visit == Visit::Sample { MAX_RUN * SAMPLE_STRIDE } else { MAX_RUN };
+        assert!(
+            start <= end && end <= self.panels() && end - start <= most,
+            "a run longer than the lists of candidates"
+        );
+        self.codes.verify(start * self.panel_len..end * self.panel_len)?;
+        Ok(PanelRun {
+            codes: self.codes.as_slice(),
+            offsets: self.offsets.as_slice(),
+            scales: self.scales.as_slice(),
+            terms: &self.terms,
+            start,
+            end,
+            visit,
+        })
+    }
+
+    /// The error bound of one key, on the safe side.
+    #[cfg(test)]
+    pub(crate) fn error(&self, row: u32, query: QueryTerms) -> f32 {
+        self.panel_error(row as usize / K::NR, query)
+    }
+
+    /// The error bound of every key of one panel, on the safe side.
+    pub(crate) fn panel_error(&self, panel: usize, query: QueryTerms) -> f32 {
+        let terms = self.terms[panel];
+        query.alpha * terms.a + query.beta * terms.b + terms.c
+    }
+}
+
+/// A chunk of query rows as panels of kernel `K`.
+pub(crate) struct PackedQuery<K: Kernel> {
+    codes: Aligned<K::Code>,
+    panel_len: usize,
+    /// One a row.
+    pub(crate) terms: Vec<QueryTerms>,
+    /// One a row: see [`crate::filter::bound::Bound`].
+    pub(crate) shifts: Vec<(f64, f64)>,
+}
+
+impl<K: Kernel> PackedQuery<K> {
+    /// Encode the query rows named by `rows`.
+    pub(crate) fn pack<E: Element>(simd: Simd, frame: &Frame, query: QueryRef<'_, E>, rows: &[u32]) -> Result<Self> {
+        const { assert!(K::MR <= MAX_MR) };
+        let panel_len = query.dim().div_ceil(K::COLUMNS) * K::MR;
+        let mut codes = Aligned::<K::Code>::zeroed(rows.len().div_ceil(K::MR) * panel_len, "packed queries")?;
+        let mut terms = try_vec(rows.len(), "packed queries")?;
+        let mut shifts = try_vec(rows.len(), "packed queries")?;
+        let (mut scratch, mut out) = (Vec::new(), vec![0.0f32; query.dim()]);
+        for (i, &row) in rows.iter().enumerate() {
+            let row = row as usize;
+            let wide = query.widen(row, &mut scratch);
+            let Some((centred, shift, size)) = frame.query_row::<E>(simd, wide, &mut out) else {
+                return Err(query
+                    .first_non_finite(row)
+                    .unwrap_or_else(|| Error::Panic("a finite row was refused".into())));
+            };
+            let (panel, lane) = (i / K::MR, i % K::MR);
+            let codes = &mut codes.as_mut_slice()[panel * panel_len..][..panel_len];
+            terms.push(K::encode_query(simd, &centred, lane, codes));
+            shifts.push((shift, size));
+        }
+        Ok(Self { codes, panel_len, terms, shifts })
+    }
+
+    pub(crate) fn panel(&self, panel: usize) -> &[K::Code] {
+        &self.codes.as_slice()[panel * self.panel_len..][..self.panel_len]
+    }
+}

@@ -1,0 +1,167 @@
+//! A few queries against rows as they lie in memory: float32 arithmetic without packing, bound by the memory's speed.
+//!
+//! ```text
+//! queries, sixteen a panel [column][16] ─┐
+//!                                        ├─ sixteen keys a row ── key >= bar? ──> CandidateLists ──> float64 values
+//! rows as passed, four at a time ────────┘
+//! ```
+//!
+//! The sixteen lanes of a vector are sixteen queries, so no sum has to be folded. Keys are `-|q - r|^2`, or `q.r`; the
+//! differences are formed before they are squared, so nothing needs to be centred. `docs/exactness.md`, "Bare rows", has the
+//! bound. A row that is not finite always survives, and its float64 value tells.
+
+use crate::arch::kernel::{CandidateLists, MAX_RUN};
+use crate::arch::level::Simd;
+use crate::arch::{UNPACKED_LANES as QUERIES, UNPACKED_ROWS, unpacked_sums};
+use crate::exact::lanes::ROWS;
+use crate::exact::{Prepared, Widened};
+use crate::filter::bound::{Bound, U32, UNDERFLOW, down, f32_lane_error, up};
+use crate::filter::center_f32::dot;
+use crate::matrix::{Element, MatrixRef, Wide};
+use crate::metric::{Geometry, Metric};
+
+const _: () = assert!(UNPACKED_ROWS == ROWS);
+
+/// Rows that one scan may report.
+pub(crate) const MOST_ROWS: usize = MAX_RUN * ROWS * 8;
+
+/// Squared norms between its inverse and this are formed in float32 without care.
+const SAFE: f32 = (1u128 << 80) as f32;
+
+/// Whether a panel multiplies rows, or subtracts them.
+fn multiplies(metric: Metric) -> bool {
+    metric.normalizes() || metric.geometry() == Geometry::Dot
+}
+
+/// What turns values into thresholds for one query.
+pub(crate) struct Threshold {
+    floor: Bound,
+    multiplies: bool,
+    normalizes: bool,
+    /// Relative error of a key.
+    gamma: f64,
+    /// Norm of the query as multiplied.
+    norm: f64,
+}
+
+/// Up to sixteen queries.
+pub(crate) struct Panel {
+    metric: Metric,
+    /// `[column][QUERIES]`
+    columns: Vec<[f32; QUERIES]>,
+    /// The bar of a row of norm `n` is `fixed + slope n`.
+    fixed: [f32; QUERIES],
+    slope: [f32; QUERIES],
+}
+
+impl Panel {
+    /// A panel whose lanes let everything through until [`Panel::raise`]. Lanes without a query report almost nothing.
+    pub(crate) fn new(metric: Metric, queries: &[Prepared]) -> Self {
+        let dim = queries.first().map_or(0, |query| query.row().len());
+        let mut columns = vec![[0.0f32; QUERIES]; dim];
+        let mut fixed = [f32::INFINITY; QUERIES];
+        for (lane, query) in queries.iter().enumerate() {
+            let unit = if metric.normalizes() { query.to_unit() } else { 1.0 };
+            for (column, x) in columns.iter_mut().zip(query.row()) {
+                column[lane] = (x * unit) as f32;
+            }
+            fixed[lane] = f32::NEG_INFINITY;
+        }
+        Self { metric, columns, fixed, slope: [0.0; QUERIES] }
+    }
+
+    /// What turns values into thresholds for `query`.
+    pub(crate) fn threshold(metric: Metric, query: &Prepared, roundoff: f64) -> Threshold {
+        let dim = query.row().len();
+        let normalizes = metric.normalizes();
+        // Of unit rows, |q - r|^2 = 2 - 2 q.r.
+        let shift = if normalizes && metric.geometry() == Geometry::Euclidean { 2.0 } else { 0.0 };
+        let norm = if normalizes { 1.0 } else { query.row().iter().map(|x| x * x).sum::<f64>().sqrt() };
+        Threshold {
+            floor: Bound::new(metric, dim, shift, shift, 1.0, roundoff),
+            multiplies: multiplies(metric),
+            normalizes,
+            gamma: (dim as f64 + 16.0) * U32 * (1.0 + 1.0 / 8.0) + f32_lane_error(dim),
+            // A zero query has no direction: the identity above does not hold for it.
+            norm: if normalizes && query.to_unit() == 0.0 { f64::INFINITY } else { norm },
+        }
+    }
+
+    /// Hold the keys of query `lane` against rows of (ranked) value `value`.
+    pub(crate) fn raise(&mut self, lane: usize, threshold: &Threshold, value: f64) {
+        let floor = f64::from(threshold.floor.reject_below(value));
+        let Threshold { multiplies, normalizes, gamma, norm, .. } = *threshold;
+        let (fixed, slope) = if !multiplies {
+            // The key is twice the floor's: `-|q - r|^2`.
+            (2.0 * floor * (1.0 + gamma), 0.0)
+        } else if normalizes {
+            // Of the dot with a row that was not divided by its norm.
+            (0.0, floor - gamma * norm * (1.0 + floor.abs()))
+        } else {
+            (floor, -gamma * norm)
+        };
+        self.fixed[lane] = down(fixed - UNDERFLOW);
+        self.slope[lane] = down(slope);
+        if self.fixed[lane].is_nan() || self.slope[lane].is_nan() || self.slope[lane].is_infinite() {
+            (self.fixed[lane], self.slope[lane]) = (f32::NEG_INFINITY, 0.0);
+        }
+    }
+
+    /// Report the rows of `start .. end` whose key reaches a bar, at most [`MOST_ROWS`].
+    pub(crate) fn scan<E: Element>(
+        &self,
+        simd: Simd,
+        reference: MatrixRef<'_, E>,
+        start: usize,
+        end: usize,
+        wide: &mut Widened<E>,
+        candidates: &mut CandidateLists,
+    ) {
+        for first in (start..end).step_by(ROWS) {
+            // The last group is filled up with its last row, which is reported once.
+            let row = |r: usize| reference.row((first + r).min(end - 1));
+            let [a, b, c, d] = &mut wide.0;
+            let rows = [E::widen(row(0), a), E::widen(row(1), b), E::widen(row(2), c), E::widen(row(3), d)];
+            let [Some(a), Some(b), Some(c), Some(d)] = rows.map(E::Wide::as_f32) else {
+                unreachable!("planned for rows that widen to float32 only");
+            };
+            let rows = [a, b, c, d];
+            let products = multiplies(self.metric);
+            let keys = if products {
+                unpacked_sums::<true>(simd, &self.columns, rows)
+            } else {
+                unpacked_sums::<false>(simd, &self.columns, rows)
+            };
+            for (r, keys) in keys.iter().enumerate().take(end - first) {
+                let mut thresholds = self.fixed;
+                if products {
+                    let norm = norm_of(dot(simd, rows[r], rows[r]));
+                    for (bar, slope) in thresholds.iter_mut().zip(&self.slope) {
+                        *bar += slope * norm;
+                    }
+                }
+                let mut over = over(keys, &thresholds);
+                while over != 0 {
+                    candidates.push(over.trailing_zeros() as usize, (first + r) as u32, 0.0);
+                    over &= over - 1;
+                }
+            }
+        }
+    }
+}
+
+/// A norm on the large side; not a number where float32 cannot form it, so that all keys survive.
+fn norm_of(squared: f32) -> f32 {
+    if (1.0 / SAFE..=SAFE).contains(&squared) { up(f64::from(squared).sqrt()) } else { f32::NAN }
+}
+
+/// The lanes whose key is not certainly below its bar. What is not a finite number is not.
+#[inline(always)]
+fn over(keys: &[f32; QUERIES], thresholds: &[f32; QUERIES]) -> u32 {
+    let mut over = 0;
+    for l in 0..QUERIES {
+        let below = keys[l] < thresholds[l] && keys[l] >= f32::MIN;
+        over |= u32::from(!below) << l;
+    }
+    over
+}

@@ -1,0 +1,9 @@
+//! What a search runs on: threads, the channel to its caller, the float environment, memory.
+
+pub(crate) mod alloc;
+pub mod float_env;
+mod monitor;
+pub(crate) mod pool;
+
+pub use monitor::{Monitor, Report};
+pub use pool::{PoolHandle, THREADS_VARIABLE, num_threads, set_num_threads};
