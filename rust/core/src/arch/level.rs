@@ -11,8 +11,56 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use crate::error::{Error, Result};
 
-/// An instruction set that the crate has kernels for, from the most portable to the fastest.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+/// A set of CPU features. Each constant holds what its instructions need besides, so `contains` asks for all of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Features(u16);
+
+impl Features {
+    const NONE: Self = Self(0);
+    /// AVX2, FMA and F16C.
+    pub(super) const AVX2: Self = Self(1);
+    /// [`Features::AVX2`] and AVX-VNNI.
+    pub(super) const AVX_VNNI: Self = Self((1 << 1) | Self::AVX2.0);
+    /// [`Features::AVX2`] and AVX-512 F, BW, DQ and VL.
+    pub(super) const AVX512: Self = Self((1 << 2) | Self::AVX2.0);
+    /// [`Features::AVX512`] and AVX-512 VNNI.
+    pub(super) const AVX512_VNNI: Self = Self((1 << 3) | Self::AVX512.0);
+
+    pub(super) const fn contains(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// The features of this CPU.
+    fn detect() -> Self {
+        #[cfg_attr(not(target_arch = "x86_64"), allow(unused_mut))]
+        let mut found = Self::NONE;
+        #[cfg(target_arch = "x86_64")]
+        {
+            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c") {
+                found.0 |= Self::AVX2.0;
+            }
+            if found.contains(Self::AVX2) && is_x86_feature_detected!("avxvnni") {
+                found.0 |= Self::AVX_VNNI.0;
+            }
+            if found.contains(Self::AVX2)
+                && is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512dq")
+                && is_x86_feature_detected!("avx512vl")
+            {
+                found.0 |= Self::AVX512.0;
+            }
+            if found.contains(Self::AVX512) && is_x86_feature_detected!("avx512vnni") {
+                found.0 |= Self::AVX512_VNNI.0;
+            }
+        }
+        found
+    }
+}
+
+/// An instruction set that the crate has kernels for. A level is a set of features, not a rank: a later one need not
+/// include an earlier one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[repr(u8)]
 pub enum Level {
@@ -43,29 +91,21 @@ impl Level {
         }
     }
 
+    /// The features that the level uses.
+    pub(super) const fn features(self) -> Features {
+        match self {
+            Self::Scalar => Features::NONE,
+            Self::Avx2 => Features::AVX2,
+            Self::AvxVnni => Features::AVX_VNNI,
+            Self::Avx512 => Features::AVX512,
+            // Without AVX-VNNI: a CPU with AVX-512 VNNI need not have the shorter form.
+            Self::Avx512Vnni => Features::AVX512_VNNI,
+        }
+    }
+
     /// Whether this CPU can run the level. The answer never changes within a process.
     pub fn is_available(self) -> bool {
-        match self {
-            Self::Scalar => true,
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx2 => {
-                is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
-            }
-            #[cfg(target_arch = "x86_64")]
-            Self::AvxVnni => Self::Avx2.is_available() && is_x86_feature_detected!("avxvnni"),
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512Vnni => Self::Avx512.is_available() && is_x86_feature_detected!("avx512vnni"),
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => {
-                Self::Avx2.is_available()
-                    && is_x86_feature_detected!("avx512f")
-                    && is_x86_feature_detected!("avx512bw")
-                    && is_x86_feature_detected!("avx512dq")
-                    && is_x86_feature_detected!("avx512vl")
-            }
-            #[cfg(not(target_arch = "x86_64"))]
-            Self::Avx2 | Self::AvxVnni | Self::Avx512 | Self::Avx512Vnni => false,
-        }
+        Features::detect().contains(self.features())
     }
 
     /// The levels that this CPU can run, slowest first; never empty.
@@ -87,7 +127,11 @@ impl Level {
 
 /// Proof that this CPU runs a [`Level`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Simd(Level);
+pub struct Simd {
+    level: Level,
+    /// The level's own, so that a token costs one test of a bit.
+    features: Features,
+}
 
 /// Proof of AVX2, FMA and F16C.
 #[derive(Debug, Clone, Copy)]
@@ -108,32 +152,37 @@ pub struct Avx512Vnni(());
 impl Simd {
     /// The proof, if the CPU has the level.
     pub fn new(level: Level) -> Option<Self> {
-        level.is_available().then_some(Self(level))
+        level.is_available().then(|| Self::proved(level))
+    }
+
+    /// For a level that is known to be available.
+    const fn proved(level: Level) -> Self {
+        Self { level, features: level.features() }
     }
 
     /// The level that is proved.
     pub fn level(self) -> Level {
-        self.0
+        self.level
     }
 
     /// A token for AVX2 kernels, where this level includes AVX2.
     pub fn avx2(self) -> Option<Avx2> {
-        (self.0 >= Level::Avx2).then_some(Avx2(()))
+        self.features.contains(Features::AVX2).then_some(Avx2(()))
     }
 
-    /// A token for AVX-VNNI kernels, at that level alone: a CPU with AVX-512 need not have the shorter form.
+    /// A token for AVX-VNNI kernels, where this level includes AVX-VNNI.
     pub fn avx_vnni(self) -> Option<AvxVnni> {
-        (self.0 == Level::AvxVnni).then_some(AvxVnni(()))
+        self.features.contains(Features::AVX_VNNI).then_some(AvxVnni(()))
     }
 
-    /// A token for AVX-512 VNNI kernels, where this level includes them.
+    /// A token for AVX-512 VNNI kernels, where this level includes AVX-512 VNNI.
     pub fn avx512_vnni(self) -> Option<Avx512Vnni> {
-        (self.0 == Level::Avx512Vnni).then_some(Avx512Vnni(()))
+        self.features.contains(Features::AVX512_VNNI).then_some(Avx512Vnni(()))
     }
 
     /// A token for AVX-512 kernels, where this level includes AVX-512.
     pub fn avx512(self) -> Option<Avx512> {
-        (self.0 >= Level::Avx512).then_some(Avx512(()))
+        self.features.contains(Features::AVX512).then_some(Avx512(()))
     }
 }
 
@@ -150,11 +199,13 @@ pub const LEVEL_VARIABLE: &str = "EXACTKNN_SIMD";
 pub fn active() -> Result<Simd> {
     let chosen = CHOSEN.load(Ordering::Relaxed);
     if let Some(level) = Level::ALL.into_iter().find(|&level| level as u8 == chosen) {
-        return Ok(Simd(level));
+        return Ok(Simd::proved(level));
     }
     match std::env::var(LEVEL_VARIABLE) {
-        Ok(name) if !name.is_empty() => Level::parse(&name, " from the environment variable EXACTKNN_SIMD").map(Simd),
-        _ => Ok(Simd(Level::best())),
+        Ok(name) if !name.is_empty() => {
+            Level::parse(&name, " from the environment variable EXACTKNN_SIMD").map(Simd::proved)
+        }
+        _ => Ok(Simd::proved(Level::best())),
     }
 }
 
@@ -208,3 +259,46 @@ macro_rules! multiversion {
     };
 }
 pub(crate) use multiversion;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every set of features, as a level appended later might have it: a token comes from the set alone.
+    #[test]
+    fn a_token_needs_its_features() {
+        for set in 0..16 {
+            // The level is the last one, so that a comparison of levels would hand out every token.
+            let simd = Simd { level: Level::Avx512Vnni, features: Features(set) };
+            let has = |bits| set & bits == bits;
+            assert_eq!(simd.avx2().is_some(), has(0b0001), "{set:04b}");
+            assert_eq!(simd.avx_vnni().is_some(), has(0b0011), "{set:04b}");
+            assert_eq!(simd.avx512().is_some(), has(0b0101), "{set:04b}");
+            assert_eq!(simd.avx512_vnni().is_some(), has(0b1101), "{set:04b}");
+        }
+    }
+
+    #[test]
+    fn levels_have_the_tokens_of_their_features() {
+        let tokens = Level::ALL.map(|level| {
+            let simd = Simd::proved(level);
+            let tokens = [
+                simd.avx2().is_some(),
+                simd.avx_vnni().is_some(),
+                simd.avx512().is_some(),
+                simd.avx512_vnni().is_some(),
+            ];
+            (level.name(), tokens.map(u8::from))
+        });
+        assert_eq!(
+            tokens,
+            [
+                ("scalar", [0, 0, 0, 0]),
+                ("avx2", [1, 0, 0, 0]),
+                ("avxvnni", [1, 1, 0, 0]),
+                ("avx512", [1, 0, 1, 0]),
+                ("avx512vnni", [1, 0, 1, 1]),
+            ]
+        );
+    }
+}

@@ -8,7 +8,7 @@ pub(crate) mod scalar;
 pub(crate) mod x86_64;
 
 use crate::arch::kernel::{Kernel, MAX_MR};
-use crate::arch::level::{Level, Simd};
+use crate::arch::level::{Features, Level, Simd};
 use crate::filter::Filter;
 use crate::metric::{Geometry, Metric};
 use minkowski_f32::{LpF32, NARROW, WIDE};
@@ -36,7 +36,8 @@ pub(crate) fn with_float32<W: WithKernel>(simd: Simd, work: W) -> W::Output {
 
 /// Whether a level has an int8 kernel.
 pub(crate) fn has_int8(level: Level) -> bool {
-    matches!(level, Level::AvxVnni | Level::Avx512Vnni)
+    let features = level.features();
+    features.contains(Features::AVX512_VNNI) || features.contains(Features::AVX_VNNI)
 }
 
 /// Do `work` with the int8 kernel of a level, or with its float32 kernel where it has none.
