@@ -79,24 +79,51 @@ pub(crate) struct QueryTerms {
     pub(crate) bias: i32,
 }
 
+/// How rows become codes, and what that costs in the error bound. The kernels of all levels share it; only the widths of
+/// their panels differ.
+pub(crate) trait Encoding {
+    /// One code of a row.
+    type Code: Default + Stored;
+    /// Columns that one code holds.
+    const COLUMNS: usize;
+    /// Whether the codes are so much coarser than float32 that reference rows may be centred in float32.
+    const CENTER_F32: bool;
+
+    /// Encode a centred reference row into lane `lane` of a panel of `lanes` rows.
+    fn encode_reference(
+        simd: Simd,
+        row: &Centred<'_>,
+        lane: usize,
+        lanes: usize,
+        panel: &mut [Self::Code],
+    ) -> ReferenceTerms;
+
+    /// Encode a centred query row into lane `lane` of a panel of `lanes` rows.
+    fn encode_query(simd: Simd, row: &Centred<'_>, lane: usize, lanes: usize, panel: &mut [Self::Code]) -> QueryTerms;
+}
+
+/// The row itself in float32, for sums of products.
+pub(crate) enum Float32 {}
+
+/// Four columns a code, in 8-bit integers times a scale of the row.
+pub(crate) enum Int8 {}
+
+/// The row itself in float32, for a Minkowski distance. Chebyshev's (`MOST`) has terms of its own: a row is rounded in one
+/// column at a time.
+pub(crate) enum MinkowskiFloat32<const MOST: bool> {}
+
 /// A filter microkernel. Implementations hold the token that proves their instruction set.
 pub(crate) trait Kernel: Copy + Send + Sync {
     /// Rows of a query panel, at most [`MAX_MR`].
     const MR: usize;
     /// Rows of a reference panel.
     const NR: usize;
-    /// Transposed that one code holds.
-    const COLUMNS: usize;
-    /// Whether the codes are so coarse that reference rows may be centred in float32 on their way.
-    const CENTER_F32: bool;
+    /// Columns that one code holds.
+    const COLUMNS: usize = <Self::Encoding as Encoding>::COLUMNS;
     /// One code of a row.
     type Code: Default + Stored;
-
-    /// Encode a centred reference row into lane `lane` of its panel.
-    fn encode_reference(simd: Simd, row: &Centred<'_>, lane: usize, panel: &mut [Self::Code]) -> ReferenceTerms;
-
-    /// Encode a centred query row into lane `lane` of its panel.
-    fn encode_query(simd: Simd, row: &Centred<'_>, lane: usize, panel: &mut [Self::Code]) -> QueryTerms;
+    /// How the rows of its panels are encoded.
+    type Encoding: Encoding<Code = Self::Code>;
 
     /// Report every pair whose key reaches its bar (see [`Thresholds`]).
     fn scan(self, query: &QueryPanel<'_, Self::Code>, run: &PanelRun<'_, Self::Code>, candidates: &mut CandidateLists);

@@ -9,18 +9,14 @@
 //!
 //! Such a term takes three to forty instructions where a product takes one, and the compiler makes whole vectors of them;
 //! so there is one source, compiled for each level. The error of a key is relative to the key itself
-//! ([`crate::filter::bound::lp_relative_error`]) but for what rounding the rows cost, which is what the terms of a panel state.
+//! (`bound::lp_relative_error`) but for what rounding the rows cost, which is what the terms of a panel state.
 //!
 //! Offsets are not read: a missing row of the last panel has the key of a row of zeros, and the caller drops it.
 //!
 //! Dividing by `M` keeps every power in range whatever `p` is: the sum lies between 1 and the number of columns.
 
-use crate::arch::kernel::{
-    CandidateLists, Centred, Kernel, MAX_MR, PanelRun, PanelTerms, QueryPanel, QueryTerms, ReferenceTerms,
-};
+use crate::arch::kernel::{CandidateLists, Kernel, MAX_MR, MinkowskiFloat32, PanelRun, QueryPanel};
 use crate::arch::level::{Simd, multiversion};
-use crate::filter::bound::{TAU, U32, UNDERFLOW, up};
-use crate::filter::encode_f32;
 use crate::metric::Metric;
 
 /// What is summed over the columns.
@@ -238,13 +234,6 @@ pub(crate) struct LpF32<const NR: usize, const MOST: bool> {
 }
 
 impl<const NR: usize, const MOST: bool> LpF32<NR, MOST> {
-    /// What rounding a row to float32 moves its distances by, and the slack for what a key's error makes of it.
-    fn moved(row: &Centred<'_>) -> f64 {
-        // At least the norm of a row over its 2-norm.
-        let norm_ratio = if MOST { 1.0 } else { (row.row.len() as f64).sqrt() };
-        U32 * (1.0 + 1.0 / 8.0) * norm_ratio * (row.norm + TAU)
-    }
-
     fn scan_shape<S: Shape>(
         &self,
         shape: S,
@@ -264,20 +253,8 @@ impl<const NR: usize, const MOST: bool> LpF32<NR, MOST> {
 impl<const NR: usize, const MOST: bool> Kernel for LpF32<NR, MOST> {
     const MR: usize = MR;
     const NR: usize = NR;
-    const COLUMNS: usize = 1;
-    const CENTER_F32: bool = false;
     type Code = f32;
-
-    fn encode_reference(_: Simd, row: &Centred<'_>, lane: usize, panel: &mut [f32]) -> ReferenceTerms {
-        encode_f32::interleave(row.row, lane, NR, panel);
-        let error = PanelTerms { a: 1.0, b: 0.0, c: up(Self::moved(row) + 4.0 * UNDERFLOW) };
-        ReferenceTerms { error, scale: 1.0 }
-    }
-
-    fn encode_query(_: Simd, row: &Centred<'_>, lane: usize, panel: &mut [f32]) -> QueryTerms {
-        encode_f32::interleave(row.row, lane, MR, panel);
-        QueryTerms { alpha: up(Self::moved(row)), beta: 0.0, scale: 1.0, bias: 0 }
-    }
+    type Encoding = MinkowskiFloat32<MOST>;
 
     fn scan(self, query: &QueryPanel<'_, f32>, run: &PanelRun<'_, f32>, candidates: &mut CandidateLists) {
         match self.metric {
@@ -346,6 +323,8 @@ fn scan<S: Shape, const NR: usize>(
 mod tests {
     use super::*;
 
+    /// Unit roundoff of float32.
+    const U32: f64 = f32::EPSILON as f64 / 2.0;
     const SMALL: f64 = 1.0 / (1u64 << 20) as f64;
 
     /// Every mantissa, at exponents where the sum with the exponent rounds finely and coarsely.

@@ -9,8 +9,7 @@ pub(crate) mod x86_64;
 
 use crate::arch::kernel::{Kernel, MAX_MR};
 use crate::arch::level::{Features, Level, Simd};
-use crate::filter::Filter;
-use crate::metric::{Geometry, Metric};
+use crate::metric::Metric;
 use minkowski_f32::{LpF32, NARROW, WIDE};
 
 /// Work that is generic over the kernel it is done with.
@@ -54,17 +53,8 @@ pub(crate) fn with_int8<W: WithKernel>(simd: Simd, work: W) -> W::Output {
     with_float32(simd, work)
 }
 
-/// Do `work` with the kernel that a level has for a metric and a filter of packed rows.
-pub(crate) fn with_filter<W: WithKernel>(simd: Simd, metric: Metric, filter: Filter, work: W) -> W::Output {
-    match (metric.geometry(), filter) {
-        (Geometry::Lp, _) => with_lp(simd, metric, work),
-        (_, Filter::Int8) => with_int8(simd, work),
-        _ => with_float32(simd, work),
-    }
-}
-
-/// Do `work` with the float32 kernel of a metric that is no sum of squares.
-fn with_lp<W: WithKernel>(simd: Simd, metric: Metric, work: W) -> W::Output {
+/// Do `work` with the float32 kernel of a level for a Minkowski metric.
+pub(crate) fn with_minkowski<W: WithKernel>(simd: Simd, metric: Metric, work: W) -> W::Output {
     match (metric == Metric::Chebyshev, simd.avx2().is_some()) {
         (true, true) => work.run(LpF32::<WIDE, true> { simd, metric }),
         (true, false) => work.run(LpF32::<NARROW, true> { simd, metric }),

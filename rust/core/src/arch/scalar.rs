@@ -3,9 +3,7 @@
 //! A tile of 4 x 8 keys fits the sixteen 128-bit registers that x86-64 and aarch64 guarantee, and the compiler
 //! vectorises the inner loop over the eight references.
 
-use crate::arch::kernel::{CandidateLists, Centred, Kernel, MAX_MR, PanelRun, QueryPanel, QueryTerms, ReferenceTerms};
-use crate::arch::level::Simd;
-use crate::filter::encode_f32;
+use crate::arch::kernel::{CandidateLists, Float32, Kernel, MAX_MR, PanelRun, QueryPanel};
 
 /// Needs no token: it uses nothing beyond the compilation target.
 #[derive(Debug, Clone, Copy)]
@@ -17,17 +15,8 @@ const NR: usize = 8;
 impl Kernel for ScalarF32 {
     const MR: usize = MR;
     const NR: usize = NR;
-    const COLUMNS: usize = 1;
-    const CENTER_F32: bool = false;
     type Code = f32;
-
-    fn encode_reference(_: Simd, row: &Centred<'_>, lane: usize, panel: &mut [f32]) -> ReferenceTerms {
-        encode_f32::encode_reference(row, lane, NR, panel)
-    }
-
-    fn encode_query(_: Simd, row: &Centred<'_>, lane: usize, panel: &mut [f32]) -> QueryTerms {
-        encode_f32::encode_query(row, lane, MR, panel)
-    }
+    type Encoding = Float32;
 
     fn scan(self, query: &QueryPanel<'_, f32>, run: &PanelRun<'_, f32>, candidates: &mut CandidateLists) {
         let panel_len = query.codes.len() / MR * NR;

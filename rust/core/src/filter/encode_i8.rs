@@ -8,13 +8,13 @@
 //!
 //! References are stored as unsigned bytes, as the instructions want one operand; the sums of the query's codes undo it.
 
-use crate::arch::kernel::{Centred, PanelTerms, QueryTerms, ReferenceTerms};
+use crate::arch::kernel::{Centred, Encoding, Int8, PanelTerms, QueryTerms, ReferenceTerms};
 use crate::arch::level::{Simd, multiversion};
 use crate::filter::bound::{TAU, U32, UNDERFLOW, VANISHED, f32_lane_error, up};
 use crate::filter::center_f32::{LANES, fold, padded};
 
-/// Transposed that one code holds.
-pub(crate) const COLUMNS: usize = 4;
+/// Columns that one code holds.
+const COLUMNS: usize = 4;
 
 /// Added to the codes of references.
 const UNSIGNED: u8 = 128;
@@ -34,7 +34,7 @@ struct Quantized {
 /// Adding it to a number below 2^22 leaves the nearest integer in the low bits of the sum.
 const ROUND: f32 = 12_582_912.0;
 
-/// Transposed that are encoded before they are interleaved.
+/// Columns that are encoded before they are interleaved.
 const BLOCK: usize = 256;
 
 /// The codes of a block; the squares of what they leave, and the sums of the codes, lane by lane.
@@ -113,31 +113,30 @@ impl Quantized {
 }
 
 /// See `docs/exactness.md`, "The int8 filter".
-pub(crate) fn encode_reference(
-    simd: Simd,
-    row: &Centred<'_>,
-    lane: usize,
-    lanes: usize,
-    panel: &mut [u32],
-) -> ReferenceTerms {
-    let quantized = quantize(simd, row.row, UNSIGNED, lane, lanes, panel);
-    let residual = quantized.residual(row);
-    let error = PanelTerms {
-        a: up(residual + 8.0 * U32 * (row.norm + residual)),
-        b: up(row.norm.max(row.raw_norm) + TAU),
-        c: up(4.0 * U32 * row.offset_size + row.offset_error + UNDERFLOW),
-    };
-    ReferenceTerms { error, scale: quantized.scale }
-}
+impl Encoding for Int8 {
+    type Code = u32;
+    const COLUMNS: usize = COLUMNS;
+    const CENTER_F32: bool = true;
 
-/// See `docs/exactness.md`, "The int8 filter".
-pub(crate) fn encode_query(simd: Simd, row: &Centred<'_>, lane: usize, lanes: usize, panel: &mut [u32]) -> QueryTerms {
-    let quantized = quantize(simd, row.row, 0, lane, lanes, panel);
-    let residual = quantized.residual(row);
-    QueryTerms {
-        alpha: up(row.norm + residual),
-        beta: up(residual + row.noise * row.raw_norm),
-        scale: quantized.scale,
-        bias: -i32::from(UNSIGNED) * quantized.sum,
+    fn encode_reference(simd: Simd, row: &Centred<'_>, lane: usize, lanes: usize, panel: &mut [u32]) -> ReferenceTerms {
+        let quantized = quantize(simd, row.row, UNSIGNED, lane, lanes, panel);
+        let residual = quantized.residual(row);
+        let error = PanelTerms {
+            a: up(residual + 8.0 * U32 * (row.norm + residual)),
+            b: up(row.norm.max(row.raw_norm) + TAU),
+            c: up(4.0 * U32 * row.offset_size + row.offset_error + UNDERFLOW),
+        };
+        ReferenceTerms { error, scale: quantized.scale }
+    }
+
+    fn encode_query(simd: Simd, row: &Centred<'_>, lane: usize, lanes: usize, panel: &mut [u32]) -> QueryTerms {
+        let quantized = quantize(simd, row.row, 0, lane, lanes, panel);
+        let residual = quantized.residual(row);
+        QueryTerms {
+            alpha: up(row.norm + residual),
+            beta: up(residual + row.noise * row.raw_norm),
+            scale: quantized.scale,
+            bias: -i32::from(UNSIGNED) * quantized.sum,
+        }
     }
 }

@@ -18,6 +18,10 @@ pub(crate) mod panels;
 pub(crate) mod persist;
 pub(crate) mod unpacked;
 
+use crate::arch::level::Simd;
+use crate::arch::{WithKernel, with_float32, with_int8, with_minkowski};
+use crate::metric::{Geometry, Metric};
+
 /// What decides whether a row needs its float64 value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(u8)]
@@ -31,4 +35,13 @@ pub(crate) enum Filter {
     Float32,
     /// Centred rows in 8-bit codes and their certified bound.
     Int8,
+}
+
+/// Do `work` with the kernel that a level has for a metric and a filter of packed rows.
+pub(crate) fn with_filter<W: WithKernel>(simd: Simd, metric: Metric, filter: Filter, work: W) -> W::Output {
+    match (metric.geometry(), filter) {
+        (Geometry::Lp, _) => with_minkowski(simd, metric, work),
+        (_, Filter::Int8) => with_int8(simd, work),
+        _ => with_float32(simd, work),
+    }
 }

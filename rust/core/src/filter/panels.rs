@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rayon::prelude::*;
 
-use crate::arch::kernel::{Kernel, MAX_MR, MAX_RUN, PanelRun, PanelTerms, QueryTerms, SAMPLE_STRIDE, Visit};
+use crate::arch::kernel::{Encoding, Kernel, MAX_MR, MAX_RUN, PanelRun, PanelTerms, QueryTerms, SAMPLE_STRIDE, Visit};
 use crate::arch::level::Simd;
 use crate::error::{Argument, Error, Result};
 use crate::filter::codes::Codes;
@@ -81,7 +81,7 @@ impl<K: Kernel> PackedReference<K> {
                     continue;
                 }
                 let wide = E::widen(reference.row(row), scratch);
-                let centred = if K::CENTER_F32 {
+                let centred = if K::Encoding::CENTER_F32 {
                     frame.reference_row_f32::<E>(simd, wide, out)
                 } else {
                     frame.reference_row::<E>(simd, wide, out)
@@ -90,7 +90,7 @@ impl<K: Kernel> PackedReference<K> {
                     bad.report(row);
                     continue;
                 };
-                let encoded = K::encode_reference(simd, &centred, lane, codes);
+                let encoded = K::Encoding::encode_reference(simd, &centred, lane, K::NR, codes);
                 offsets[lane] = centred.offset as f32;
                 scales[lane] = encoded.scale;
                 *terms = terms.max(encoded.error);
@@ -217,7 +217,7 @@ impl<K: Kernel> PackedQuery<K> {
             };
             let (panel, lane) = (i / K::MR, i % K::MR);
             let codes = &mut codes.as_mut_slice()[panel * panel_len..][..panel_len];
-            terms.push(K::encode_query(simd, &centred, lane, codes));
+            terms.push(K::Encoding::encode_query(simd, &centred, lane, K::MR, codes));
             shifts.push((shift, size));
         }
         Ok(Self { codes, panel_len, terms, shifts })

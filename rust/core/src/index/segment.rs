@@ -3,9 +3,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::arch::WithKernel;
 use crate::arch::kernel::Kernel;
 use crate::arch::level::Simd;
-use crate::arch::{self, WithKernel};
 use crate::error::{Argument, Error, Result};
 use crate::matrix::{Element, MatrixRef};
 use crate::metric::Metric;
@@ -81,7 +81,7 @@ impl<E: Element + Stored> Segment<E> {
             return Ok(());
         };
         let packing = Packing { references: self.references(self.dim)?, metric, simd, threads, monitor };
-        arch::with_filter(simd, metric, filter, packing)
+        crate::filter::with_filter(simd, metric, filter, packing)
     }
 
     /// Append rows to an open segment: in place, unless a search is looking at it.

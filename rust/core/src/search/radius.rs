@@ -20,15 +20,15 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
+use crate::arch::WithKernel;
 use crate::arch::kernel::{CandidateLists, Kernel, QueryPanel, Thresholds, Visit};
 use crate::arch::level::Simd;
-use crate::arch::{self, WithKernel};
 use crate::error::{Error, Result};
 use crate::exact::{Prepared, Widened, score};
-use crate::filter::Filter;
 use crate::filter::bound::{Bound, sure_bar};
 use crate::filter::frame::Frame;
 use crate::filter::panels::{PackedQuery, PackedReference};
+use crate::filter::{Filter, with_filter};
 use crate::matrix::{Element, MatrixRef, Output, QueryRef};
 use crate::metric::Metric;
 use crate::order::Neighbour;
@@ -329,7 +329,7 @@ impl<E: Element> Job<'_, E> {
             Filter::Unpacked => self.problem.packed_filter(self.options.simd.level()),
             packed => packed,
         };
-        arch::with_filter(self.options.simd, self.options.metric, filter, Filtered { job: self, filter, last })
+        with_filter(self.options.simd, self.options.metric, filter, Filtered { job: self, filter, last })
     }
 
     fn plan(&self, filter: Filter) -> Plan {

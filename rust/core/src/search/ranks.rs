@@ -19,15 +19,15 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::rank_counts::{BLOCK, Bounds, Limits, SAME_ERROR, bound};
+use crate::arch::WithKernel;
 use crate::arch::kernel::{CandidateLists, Kernel, QueryPanel, QueryTerms, Thresholds, Visit};
 use crate::arch::level::Simd;
-use crate::arch::{self, WithKernel};
 use crate::error::{Argument, Error, Result};
 use crate::exact::{Prepared, Widened, score};
-use crate::filter::Filter;
 use crate::filter::bound::Bound;
 use crate::filter::frame::Frame;
 use crate::filter::panels::{PackedQuery, PackedReference};
+use crate::filter::{Filter, with_filter};
 use crate::matrix::{Element, MatrixRef};
 use crate::metric::Metric;
 use crate::order::Neighbour;
@@ -342,7 +342,7 @@ impl<E: Element> Job<'_, E> {
                 }
                 _ => {
                     let work = Filtered { job: self, filter, queries, ranks };
-                    arch::with_filter(self.options.simd, self.options.metric, filter, work)?
+                    with_filter(self.options.simd, self.options.metric, filter, work)?
                 }
             };
         }

@@ -22,11 +22,11 @@ use crate::arch::{self, WithKernel};
 use crate::error::{Argument, Error, Result};
 use crate::exact::lanes::ROWS;
 use crate::exact::{Prepared, Widened, prefetch, score};
-use crate::filter::Filter;
 use crate::filter::bound::Bound;
 use crate::filter::frame::Frame;
 use crate::filter::panels::{FirstBad, PackedQuery, PackedReference};
 use crate::filter::unpacked::{MOST_ROWS, Panel, Threshold};
+use crate::filter::{Filter, with_filter};
 use crate::matrix::{Element, MatrixRef, Output, QueryRef};
 use crate::metric::Metric;
 use crate::order::Neighbour;
@@ -138,7 +138,7 @@ impl<'a, E: Element> Job<'a, E> {
                 }
                 Filter::Float32 | Filter::Int8 => {
                     let work = Filtered { job: self, filter, queries, out };
-                    let left = arch::with_filter(self.options.simd, self.metric(), filter, work)?;
+                    let left = with_filter(self.options.simd, self.metric(), filter, work)?;
                     left.map(|(queries, out, next)| {
                         filter = next;
                         (queries, out)

@@ -5,9 +5,8 @@
 
 use std::arch::x86_64::*;
 
-use crate::arch::kernel::{CandidateLists, Centred, Kernel, MAX_MR, PanelRun, QueryPanel, QueryTerms, ReferenceTerms};
-use crate::arch::level::{Avx2, Simd};
-use crate::filter::encode_f32;
+use crate::arch::kernel::{CandidateLists, Float32, Kernel, MAX_MR, PanelRun, QueryPanel};
+use crate::arch::level::Avx2;
 
 /// The kernel, with the proof that the CPU runs it.
 #[derive(Debug, Clone, Copy)]
@@ -20,17 +19,8 @@ const LANES: usize = 8;
 impl Kernel for Avx2F32 {
     const MR: usize = MR;
     const NR: usize = NR;
-    const COLUMNS: usize = 1;
-    const CENTER_F32: bool = false;
     type Code = f32;
-
-    fn encode_reference(_: Simd, row: &Centred<'_>, lane: usize, panel: &mut [f32]) -> ReferenceTerms {
-        encode_f32::encode_reference(row, lane, NR, panel)
-    }
-
-    fn encode_query(_: Simd, row: &Centred<'_>, lane: usize, panel: &mut [f32]) -> QueryTerms {
-        encode_f32::encode_query(row, lane, MR, panel)
-    }
+    type Encoding = Float32;
 
     fn scan(self, query: &QueryPanel<'_, f32>, run: &PanelRun<'_, f32>, candidates: &mut CandidateLists) {
         // SAFETY: the token in `self` proves AVX2 and FMA.

@@ -8,12 +8,8 @@
 
 use std::arch::x86_64::*;
 
-use crate::arch::kernel::{
-    CandidateLists, Centred, Kernel, MAX_MR, PanelRun, QueryPanel, QueryTerms, ReferenceTerms, ScanSymmetric,
-    Transposed,
-};
-use crate::arch::level::{Avx512Vnni, Simd};
-use crate::filter::encode_i8;
+use crate::arch::kernel::{CandidateLists, Int8, Kernel, MAX_MR, PanelRun, QueryPanel, ScanSymmetric, Transposed};
+use crate::arch::level::Avx512Vnni;
 
 /// The kernel, with the proof that the CPU runs it.
 #[derive(Debug, Clone, Copy)]
@@ -26,17 +22,8 @@ const LANES: usize = 16;
 impl Kernel for Avx512VnniI8 {
     const MR: usize = MR;
     const NR: usize = NR;
-    const COLUMNS: usize = encode_i8::COLUMNS;
-    const CENTER_F32: bool = true;
     type Code = u32;
-
-    fn encode_reference(simd: Simd, row: &Centred<'_>, lane: usize, panel: &mut [u32]) -> ReferenceTerms {
-        encode_i8::encode_reference(simd, row, lane, NR, panel)
-    }
-
-    fn encode_query(simd: Simd, row: &Centred<'_>, lane: usize, panel: &mut [u32]) -> QueryTerms {
-        encode_i8::encode_query(simd, row, lane, MR, panel)
-    }
+    type Encoding = Int8;
 
     fn scan(self, query: &QueryPanel<'_, u32>, run: &PanelRun<'_, u32>, candidates: &mut CandidateLists) {
         let columns = Transposed::closed(&[]);

@@ -7,9 +7,8 @@
 
 use std::arch::x86_64::*;
 
-use crate::arch::kernel::{CandidateLists, Centred, Kernel, MAX_MR, PanelRun, QueryPanel, QueryTerms, ReferenceTerms};
-use crate::arch::level::{AvxVnni, Simd};
-use crate::filter::encode_i8;
+use crate::arch::kernel::{CandidateLists, Int8, Kernel, MAX_MR, PanelRun, QueryPanel};
+use crate::arch::level::AvxVnni;
 
 /// The kernel, with the proof that the CPU runs it.
 #[derive(Debug, Clone, Copy)]
@@ -22,17 +21,8 @@ const LANES: usize = 8;
 impl Kernel for AvxVnniI8 {
     const MR: usize = MR;
     const NR: usize = NR;
-    const COLUMNS: usize = encode_i8::COLUMNS;
-    const CENTER_F32: bool = true;
     type Code = u32;
-
-    fn encode_reference(simd: Simd, row: &Centred<'_>, lane: usize, panel: &mut [u32]) -> ReferenceTerms {
-        encode_i8::encode_reference(simd, row, lane, NR, panel)
-    }
-
-    fn encode_query(simd: Simd, row: &Centred<'_>, lane: usize, panel: &mut [u32]) -> QueryTerms {
-        encode_i8::encode_query(simd, row, lane, MR, panel)
-    }
+    type Encoding = Int8;
 
     fn scan(self, query: &QueryPanel<'_, u32>, run: &PanelRun<'_, u32>, candidates: &mut CandidateLists) {
         // SAFETY: the token in `self` proves AVX2, FMA and AVX-VNNI.

@@ -13,10 +13,10 @@ use crate::arch::kernel::{CandidateLists, Kernel, QueryPanel, Thresholds, Transp
 use crate::arch::level::{Level, Simd};
 use crate::arch::{self, WithKernel};
 use crate::exact::{Prepared, Widened, score};
-use crate::filter::Filter;
 use crate::filter::bound::{Bound, lp_relative_error};
 use crate::filter::frame::Frame;
 use crate::filter::panels::{PackedQuery, PackedReference};
+use crate::filter::{Filter, with_filter};
 use crate::matrix::{Element, MatrixRef, Output};
 use crate::metric::{Geometry, Metric};
 use crate::order::Neighbour;
@@ -183,7 +183,7 @@ fn keys_at<E: Element>(
     if arch::has_int8(simd.level()) && metric.geometry() != Geometry::Lp {
         filters.push(Filter::Int8);
     }
-    let keys = |filter| arch::with_filter(simd, metric, filter, AllKeys { simd, frame, query, refs });
+    let keys = |filter| with_filter(simd, metric, filter, AllKeys { simd, frame, query, refs });
     filters.into_iter().map(keys).collect()
 }
 
