@@ -168,12 +168,13 @@ impl<'a> Transposed<'a> {
         self.c[m] = if terms.a.is_finite() && terms.b.is_finite() { terms.c } else { f32::INFINITY };
     }
 
-    /// What the products of each query row with a panel may lack, at most, of a key of the other side.
+    /// Write the offset of each query row as a reference row, less the error of its keys with a panel: what is at least as
+    /// near as the exact key stands for it.
     #[inline(always)]
-    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
-    pub(crate) fn against(&self, thresholds: &Thresholds, terms: PanelTerms, lacks: &mut [f32; MAX_MR]) {
+    pub(super) fn against(&self, thresholds: &Thresholds, terms: PanelTerms, least_offsets: &mut [f32; MAX_MR]) {
         for m in 0..MAX_MR {
-            lacks[m] = (thresholds.alpha[m] * terms.a + thresholds.beta[m] * terms.b + self.c[m]) - self.offset[m];
+            let error = thresholds.alpha[m] * terms.a + thresholds.beta[m] * terms.b + self.c[m];
+            least_offsets[m] = self.offset[m] - error;
         }
     }
 }

@@ -186,6 +186,20 @@ impl Simd {
     }
 }
 
+impl AvxVnni {
+    /// What it proves besides.
+    pub fn avx2(self) -> Avx2 {
+        Avx2(())
+    }
+}
+
+impl Avx512Vnni {
+    /// What it proves besides.
+    pub fn avx512(self) -> Avx512 {
+        Avx512(())
+    }
+}
+
 /// The level set by [`set_level`]; 0 while none is set.
 static CHOSEN: AtomicU8 = AtomicU8::new(0);
 

@@ -1,5 +1,6 @@
 //! The microkernels, one file for each level and kind of code, and the one place that chooses among them.
 
+mod generic;
 pub(crate) mod kernel;
 pub(crate) mod level;
 pub(crate) mod minkowski_f32;
@@ -23,10 +24,10 @@ pub(crate) fn with_float32<W: WithKernel>(simd: Simd, work: W) -> W::Output {
     #[cfg(target_arch = "x86_64")]
     {
         if let Some(token) = simd.avx512() {
-            return work.run(x86_64::avx512_f32::Avx512F32(token));
+            return work.run(x86_64::avx512::Avx512F32(token));
         }
         if let Some(token) = simd.avx2() {
-            return work.run(x86_64::avx2_f32::Avx2F32(token));
+            return work.run(x86_64::avx2::Avx2F32(token));
         }
     }
     let _ = simd;
@@ -44,10 +45,10 @@ pub(crate) fn with_int8<W: WithKernel>(simd: Simd, work: W) -> W::Output {
     #[cfg(target_arch = "x86_64")]
     {
         if let Some(token) = simd.avx512_vnni() {
-            return work.run(x86_64::avx512_vnni_i8::Avx512VnniI8(token));
+            return work.run(x86_64::vnni::Avx512VnniI8(token));
         }
         if let Some(token) = simd.avx_vnni() {
-            return work.run(x86_64::avx_vnni_i8::AvxVnniI8(token));
+            return work.run(x86_64::vnni::AvxVnniI8(token));
         }
     }
     with_float32(simd, work)
@@ -78,24 +79,13 @@ pub(crate) fn unpacked_sums<const PRODUCTS: bool>(
 ) -> UnpackedSums {
     #[cfg(target_arch = "x86_64")]
     {
-        if simd.avx512().is_some() {
-            // SAFETY: the token proves AVX-512 F, BW, DQ and VL.
-            return unsafe { x86_64::unpacked::avx512::<PRODUCTS>(columns, rows) };
+        if let Some(token) = simd.avx512() {
+            return x86_64::avx512::unpacked_sums::<PRODUCTS>(token, columns, rows);
         }
-        if simd.avx2().is_some() {
-            // SAFETY: the token proves AVX2 and FMA.
-            return unsafe { x86_64::unpacked::avx2::<PRODUCTS>(columns, rows) };
+        if let Some(token) = simd.avx2() {
+            return x86_64::avx2::unpacked_sums::<PRODUCTS>(token, columns, rows);
         }
     }
     let _ = simd;
-    let mut sums = [[0.0f32; UNPACKED_LANES]; UNPACKED_ROWS];
-    for (c, column) in columns.iter().enumerate() {
-        for (sum, row) in sums.iter_mut().zip(rows) {
-            for (sum, q) in sum.iter_mut().zip(column) {
-                let difference = q - row[c];
-                *sum += if PRODUCTS { q * row[c] } else { -(difference * difference) };
-            }
-        }
-    }
-    sums
+    scalar::unpacked_sums::<PRODUCTS>(columns, rows)
 }

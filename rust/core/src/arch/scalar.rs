@@ -1,16 +1,90 @@
-//! The float32 kernel in plain Rust: the one that every CPU runs.
+//! Plain Rust: the vectors and the float32 kernel that every CPU runs.
 //!
-//! A tile of 4 x 8 keys fits the sixteen 128-bit registers that x86-64 and aarch64 guarantee, and the compiler
-//! vectorises the inner loop over the eight references.
+//! A vector is an array of four numbers, which the compiler keeps in one of the 128-bit registers that x86-64 and aarch64
+//! guarantee. A tile of 4 x 8 keys takes eight of x86-64's sixteen registers.
 
-use crate::arch::kernel::{CandidateLists, Float32, Kernel, MAX_MR, PanelRun, QueryPanel};
+use crate::arch::generic::{self, Float32Products, Vector};
+use crate::arch::kernel::{CandidateLists, Float32, Kernel, PanelRun, QueryPanel};
+use crate::arch::{UNPACKED_LANES, UNPACKED_ROWS, UnpackedSums};
 
-/// Needs no token: it uses nothing beyond the compilation target.
+/// Needs no proof: it uses nothing beyond the compilation target.
+#[derive(Clone, Copy)]
+struct Portable;
+
+const LANES: usize = 4;
+
+impl Vector for Portable {
+    type Floats = [f32; LANES];
+    const LANES: usize = LANES;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> [f32; LANES] {
+        [x; LANES]
+    }
+
+    #[inline(always)]
+    fn load(self, numbers: &[f32]) -> [f32; LANES] {
+        *numbers.first_chunk().expect("a vector of numbers")
+    }
+
+    #[inline(always)]
+    fn store(self, x: [f32; LANES], numbers: &mut [f32]) {
+        *numbers.first_chunk_mut().expect("room for a vector") = x;
+    }
+
+    #[inline(always)]
+    fn sub(self, x: [f32; LANES], y: [f32; LANES]) -> [f32; LANES] {
+        [x[0] - y[0], x[1] - y[1], x[2] - y[2], x[3] - y[3]]
+    }
+
+    #[inline(always)]
+    fn mul(self, x: [f32; LANES], y: [f32; LANES]) -> [f32; LANES] {
+        [x[0] * y[0], x[1] * y[1], x[2] * y[2], x[3] * y[3]]
+    }
+
+    // Two roundings: the fused operation is a call where the target does not guarantee the instruction.
+    #[inline(always)]
+    fn mul_add(self, x: [f32; LANES], y: [f32; LANES], z: [f32; LANES]) -> [f32; LANES] {
+        [x[0] * y[0] + z[0], x[1] * y[1] + z[1], x[2] * y[2] + z[2], x[3] * y[3] + z[3]]
+    }
+
+    #[inline(always)]
+    fn mul_sub(self, x: [f32; LANES], y: [f32; LANES], z: [f32; LANES]) -> [f32; LANES] {
+        self.sub(self.mul(x, y), z)
+    }
+
+    #[inline(always)]
+    fn neg_mul_add(self, x: [f32; LANES], y: [f32; LANES], z: [f32; LANES]) -> [f32; LANES] {
+        self.sub(z, self.mul(x, y))
+    }
+
+    #[inline(always)]
+    fn not_less(self, x: [f32; LANES], y: [f32; LANES]) -> u32 {
+        let mut over = 0;
+        for lane in 0..LANES {
+            #[expect(clippy::neg_cmp_op_on_partial_ord, reason = "a lane that is not a number is set")]
+            let bit = !(x[lane] < y[lane]);
+            over |= u32::from(bit) << lane;
+        }
+        over
+    }
+
+    #[inline(always)]
+    fn report(self, candidates: &mut CandidateLists, m: usize, first: u32, over: u32, keys: [f32; LANES]) {
+        for lane in 0..LANES {
+            if over >> lane & 1 == 1 {
+                candidates.push(m, first + lane as u32, keys[lane]);
+            }
+        }
+    }
+}
+
+/// The float32 kernel.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ScalarF32;
 
 const MR: usize = 4;
-const NR: usize = 8;
+const NR: usize = 2 * LANES;
 
 impl Kernel for ScalarF32 {
     const MR: usize = MR;
@@ -19,32 +93,19 @@ impl Kernel for ScalarF32 {
     type Encoding = Float32;
 
     fn scan(self, query: &QueryPanel<'_, f32>, run: &PanelRun<'_, f32>, candidates: &mut CandidateLists) {
-        let panel_len = query.codes.len() / MR * NR;
-        let mut thresholds = [0.0; MAX_MR];
-        for p in run.start..run.end {
-            if run.visit.leaves_out(p) {
-                continue;
-            }
-            let (codes, offsets) = (&run.codes[p * panel_len..][..panel_len], &run.offsets[p * NR..][..NR]);
-            let mut tile = [[0.0f32; NR]; MR];
-            for (q, r) in query.codes.chunks_exact(MR).zip(codes.chunks_exact(NR)) {
-                for m in 0..MR {
-                    for n in 0..NR {
-                        tile[m][n] += q[m] * r[n];
-                    }
-                }
-            }
-            query.thresholds.against(run.terms[p], &mut thresholds);
-            for (m, dots) in tile.iter().enumerate() {
-                for (n, dot) in dots.iter().enumerate() {
-                    let key = dot - offsets[n];
-                    // Not `>=`: a key that is not a number must be reported.
-                    #[expect(clippy::neg_cmp_op_on_partial_ord, reason = "NaN must pass")]
-                    if !(key < thresholds[m]) {
-                        candidates.push(m, (p * NR + n) as u32, key);
-                    }
-                }
-            }
-        }
+        generic::scan::<_, MR, NR, MR>(Float32Products(Portable), query, run, None, candidates);
     }
+}
+
+/// See [`unpacked_sums`](crate::arch::unpacked_sums).
+pub(super) fn unpacked_sums<const PRODUCTS: bool>(
+    columns: &[[f32; UNPACKED_LANES]],
+    rows: [&[f32]; UNPACKED_ROWS],
+) -> UnpackedSums {
+    const PARTS: usize = UNPACKED_LANES / LANES;
+    // Two rows at a time: eight vectors of sums, as in a tile.
+    let [a, b, c, d] = rows;
+    let [a, b] = generic::unpacked_sums::<_, PARTS, 2, PRODUCTS>(Portable, columns, [a, b]);
+    let [c, d] = generic::unpacked_sums::<_, PARTS, 2, PRODUCTS>(Portable, columns, [c, d]);
+    [a, b, c, d]
 }

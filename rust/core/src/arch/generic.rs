@@ -1,0 +1,262 @@
+//! The tile loop, written once over the vectors of an instruction set.
+//!
+//! ```text
+//! for each panel of a run
+//!     accumulate   ROWS x 2 vectors of sums stay in registers over all steps
+//!     report       sums ──scales, offsets──> keys; keys not less than their threshold ──> CandidateLists
+//! ```
+//!
+//! Two vectors of references a tile: each broadcast of a query's code then serves two multiply-adds, so that loads are not
+//! the bottleneck, and `2 ROWS` independent sums hide the latency of the multiply-add. `MR` follows from the number of registers.
+//!
+//! A level calls these functions from one function with `#[target_feature]`. All of them, and all methods of the traits, are
+//! `#[inline(always)]`, and none passes a closure: what is not inlined there is compiled without the level's instructions,
+//! and each operation becomes a call.
+
+use crate::arch::UNPACKED_LANES;
+use crate::arch::kernel::{CandidateLists, MAX_MR, PanelRun, PanelTerms, QueryPanel, Thresholds, Transposed};
+
+/// Vectors of float32 numbers. Implemented by the token that proves the instruction set, so the operations are safe.
+pub(super) trait Vector: Copy {
+    /// One vector.
+    type Floats: Copy;
+    /// Numbers in a vector.
+    const LANES: usize;
+
+    fn splat(self, x: f32) -> Self::Floats;
+
+    /// The first [`Vector::LANES`] of `numbers`.
+    fn load(self, numbers: &[f32]) -> Self::Floats;
+
+    /// Write to the first [`Vector::LANES`] of `numbers`.
+    fn store(self, x: Self::Floats, numbers: &mut [f32]);
+
+    fn sub(self, x: Self::Floats, y: Self::Floats) -> Self::Floats;
+
+    fn mul(self, x: Self::Floats, y: Self::Floats) -> Self::Floats;
+
+    /// `x y + z`, rounded once where the instruction set can.
+    fn mul_add(self, x: Self::Floats, y: Self::Floats, z: Self::Floats) -> Self::Floats;
+
+    /// `x y - z`, as [`Vector::mul_add`].
+    fn mul_sub(self, x: Self::Floats, y: Self::Floats, z: Self::Floats) -> Self::Floats;
+
+    /// `z - x y`, as [`Vector::mul_add`].
+    fn neg_mul_add(self, x: Self::Floats, y: Self::Floats, z: Self::Floats) -> Self::Floats;
+
+    /// One bit a lane, set unless `x < y`; so it is set where either is not a number.
+    fn not_less(self, x: Self::Floats, y: Self::Floats) -> u32;
+
+    /// Add the lanes of `keys` whose bit in `over` is set to the list of query row `m`; the first lane is reference row `first`.
+    fn report(self, candidates: &mut CandidateLists, m: usize, first: u32, over: u32, keys: Self::Floats);
+}
+
+/// Sums of products of codes, one vector of reference rows with one query row.
+pub(super) trait Products: Copy {
+    type Vector: Vector;
+    type Code: Copy;
+    /// A vector of codes.
+    type Codes: Copy;
+    /// A vector of sums.
+    type Sums: Copy;
+    /// Whether a sum is in units of the rows' scales; else the scales are 1 and not read.
+    const SCALED: bool;
+
+    fn vector(self) -> Self::Vector;
+
+    /// What the sums of a query start from, given its [`bias`](Thresholds::bias).
+    fn start(self, bias: i32) -> Self::Sums;
+
+    /// The codes of the first [`Vector::LANES`] reference rows of a step.
+    fn load(self, codes: &[Self::Code]) -> Self::Codes;
+
+    /// One query's code in every lane.
+    fn splat(self, code: Self::Code) -> Self::Codes;
+
+    fn add(self, sums: Self::Sums, reference: Self::Codes, query: Self::Codes) -> Self::Sums;
+
+    fn to_floats(self, sums: Self::Sums) -> <Self::Vector as Vector>::Floats;
+}
+
+/// Products of float32 codes, with the vectors of any instruction set.
+#[derive(Clone, Copy)]
+pub(super) struct Float32Products<V>(pub(super) V);
+
+impl<V: Vector> Products for Float32Products<V> {
+    type Vector = V;
+    type Code = f32;
+    type Codes = V::Floats;
+    type Sums = V::Floats;
+    const SCALED: bool = false;
+
+    #[inline(always)]
+    fn vector(self) -> V {
+        self.0
+    }
+
+    #[inline(always)]
+    fn start(self, _: i32) -> V::Floats {
+        self.0.splat(0.0)
+    }
+
+    #[inline(always)]
+    fn load(self, codes: &[f32]) -> V::Floats {
+        self.0.load(codes)
+    }
+
+    #[inline(always)]
+    fn splat(self, code: f32) -> V::Floats {
+        self.0.splat(code)
+    }
+
+    #[inline(always)]
+    fn add(self, sums: V::Floats, reference: V::Floats, query: V::Floats) -> V::Floats {
+        self.0.mul_add(query, reference, sums)
+    }
+
+    #[inline(always)]
+    fn to_floats(self, sums: V::Floats) -> V::Floats {
+        sums
+    }
+}
+
+/// Two vectors of sums for each query row.
+type Tile<P, const ROWS: usize> = [[<P as Products>::Sums; 2]; ROWS];
+
+/// [`Kernel::scan`](crate::arch::kernel::Kernel::scan) for the first `ROWS` rows of the query panel; with `transposed`, the
+/// symmetric one.
+#[inline(always)]
+pub(super) fn scan<P: Products, const MR: usize, const NR: usize, const ROWS: usize>(
+    products: P,
+    query: &QueryPanel<'_, P::Code>,
+    run: &PanelRun<'_, P::Code>,
+    transposed: Option<&Transposed<'_>>,
+    candidates: &mut CandidateLists,
+) {
+    const { assert!(NR == 2 * P::Vector::LANES && ROWS <= MR && MR <= MAX_MR) };
+    let query_codes = query.codes.as_chunks::<MR>().0;
+    let panel_len = query_codes.len() * NR;
+    for p in run.start..run.end {
+        if run.visit.leaves_out(p) {
+            continue;
+        }
+        let panel_codes = run.codes[p * panel_len..][..panel_len].as_chunks::<NR>().0;
+        let tile = accumulate::<P, MR, NR, ROWS>(products, query_codes, panel_codes, &query.thresholds.bias);
+        report::<P, NR, ROWS>(products, tile, query.thresholds, run, p, transposed, candidates);
+    }
+}
+
+/// The sums of one panel.
+#[inline(always)]
+fn accumulate<P: Products, const MR: usize, const NR: usize, const ROWS: usize>(
+    products: P,
+    query: &[[P::Code; MR]],
+    panel: &[[P::Code; NR]],
+    bias: &[i32; MAX_MR],
+) -> Tile<P, ROWS> {
+    let mut tile = [[products.start(0); 2]; ROWS];
+    for m in 0..ROWS {
+        tile[m] = [products.start(bias[m]); 2];
+    }
+    for (q, r) in query.iter().zip(panel) {
+        let (r0, r1) = (products.load(r), products.load(&r[P::Vector::LANES..]));
+        for m in 0..ROWS {
+            let q = products.splat(q[m]);
+            tile[m] = [products.add(tile[m][0], r0, q), products.add(tile[m][1], r1, q)];
+        }
+    }
+    tile
+}
+
+/// Report the keys of panel `p` that reach their threshold.
+#[inline(always)]
+fn report<P: Products, const NR: usize, const ROWS: usize>(
+    products: P,
+    tile: Tile<P, ROWS>,
+    thresholds: &Thresholds,
+    run: &PanelRun<'_, P::Code>,
+    p: usize,
+    transposed: Option<&Transposed<'_>>,
+    candidates: &mut CandidateLists,
+) {
+    let (vector, lanes) = (products.vector(), P::Vector::LANES);
+    let terms: PanelTerms = run.terms[p];
+    let (mut least_keys, mut least_offsets) = ([0.0; MAX_MR], [0.0; MAX_MR]);
+    thresholds.against(terms, &mut least_keys);
+    if let Some(transposed) = transposed {
+        transposed.against(thresholds, terms, &mut least_offsets);
+    }
+    for half in 0..2 {
+        let first = p * NR + half * lanes;
+        let offsets = vector.load(&run.offsets[first..][..lanes]);
+        let scales = if P::SCALED { vector.load(&run.scales[first..][..lanes]) } else { vector.splat(1.0) };
+        let floors = match transposed {
+            Some(transposed) => vector.load(&transposed.floors[first - run.start * NR..][..lanes]),
+            None => vector.splat(f32::INFINITY),
+        };
+        for m in 0..ROWS {
+            let sums = products.to_floats(tile[m][half]);
+            let dots = if P::SCALED { vector.mul(sums, scales) } else { sums };
+            let keys = keys_of(products, dots, thresholds.scale[m], offsets);
+            let mut over = vector.not_less(keys, vector.splat(least_keys[m]));
+            if transposed.is_some() {
+                // The query row is the reference here; its offset is lowered by the error, so that the floor stays as it is.
+                let keys = keys_of(products, dots, thresholds.scale[m], vector.splat(least_offsets[m]));
+                over |= vector.not_less(keys, floors);
+            }
+            if over != 0 {
+                vector.report(candidates, m, first as u32, over, keys);
+            }
+        }
+    }
+}
+
+/// `dots * scale - offsets`.
+#[inline(always)]
+fn keys_of<P: Products>(
+    products: P,
+    dots: <P::Vector as Vector>::Floats,
+    scale: f32,
+    offsets: <P::Vector as Vector>::Floats,
+) -> <P::Vector as Vector>::Floats {
+    let vector = products.vector();
+    if P::SCALED { vector.mul_sub(dots, vector.splat(scale), offsets) } else { vector.sub(dots, offsets) }
+}
+
+/// [`unpacked_sums`](crate::arch::unpacked_sums) with `ROWS` rows, the sixteen queries in `PARTS` vectors. All sums should fit
+/// the registers.
+#[inline(always)]
+pub(super) fn unpacked_sums<V: Vector, const PARTS: usize, const ROWS: usize, const PRODUCTS: bool>(
+    vector: V,
+    columns: &[[f32; UNPACKED_LANES]],
+    rows: [&[f32]; ROWS],
+) -> [[f32; UNPACKED_LANES]; ROWS] {
+    const { assert!(PARTS * V::LANES == UNPACKED_LANES) };
+    // One length for all, so that one check of an index serves every row.
+    let rows = rows.map(|row| &row[..columns.len()]);
+    let mut sums = [[vector.splat(0.0); PARTS]; ROWS];
+    for (c, column) in columns.iter().enumerate() {
+        let mut queries = [vector.splat(0.0); PARTS];
+        for part in 0..PARTS {
+            queries[part] = vector.load(&column[part * V::LANES..]);
+        }
+        for r in 0..ROWS {
+            let x = vector.splat(rows[r][c]);
+            for part in 0..PARTS {
+                sums[r][part] = if PRODUCTS {
+                    vector.mul_add(queries[part], x, sums[r][part])
+                } else {
+                    let difference = vector.sub(queries[part], x);
+                    vector.neg_mul_add(difference, difference, sums[r][part])
+                };
+            }
+        }
+    }
+    let mut stored = [[0.0; UNPACKED_LANES]; ROWS];
+    for r in 0..ROWS {
+        for part in 0..PARTS {
+            vector.store(sums[r][part], &mut stored[r][part * V::LANES..]);
+        }
+    }
+    stored
+}

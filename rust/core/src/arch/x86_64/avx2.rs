@@ -1,0 +1,142 @@
+//! AVX2 and FMA: vectors of eight numbers, the float32 kernel, and sums over unpacked rows.
+
+use std::arch::x86_64::*;
+
+use crate::arch::generic::{self, Float32Products, Vector};
+use crate::arch::kernel::{CandidateLists, Float32, Kernel, PanelRun, QueryPanel};
+use crate::arch::level::Avx2;
+use crate::arch::{UNPACKED_LANES, UNPACKED_ROWS, UnpackedSums};
+
+pub(super) const LANES: usize = 8;
+
+impl Vector for Avx2 {
+    type Floats = __m256;
+    const LANES: usize = LANES;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> __m256 {
+        // SAFETY: `self` proves AVX2.
+        unsafe { _mm256_set1_ps(x) }
+    }
+
+    #[inline(always)]
+    fn load(self, numbers: &[f32]) -> __m256 {
+        let numbers: &[f32; LANES] = numbers.first_chunk().expect("a vector of numbers");
+        // SAFETY: `self` proves AVX2, and there are LANES numbers.
+        unsafe { _mm256_loadu_ps(numbers.as_ptr()) }
+    }
+
+    #[inline(always)]
+    fn store(self, x: __m256, numbers: &mut [f32]) {
+        let numbers: &mut [f32; LANES] = numbers.first_chunk_mut().expect("room for a vector");
+        // SAFETY: `self` proves AVX2, and there is room for LANES numbers.
+        unsafe { _mm256_storeu_ps(numbers.as_mut_ptr(), x) }
+    }
+
+    #[inline(always)]
+    fn sub(self, x: __m256, y: __m256) -> __m256 {
+        // SAFETY: `self` proves AVX2.
+        unsafe { _mm256_sub_ps(x, y) }
+    }
+
+    #[inline(always)]
+    fn mul(self, x: __m256, y: __m256) -> __m256 {
+        // SAFETY: `self` proves AVX2.
+        unsafe { _mm256_mul_ps(x, y) }
+    }
+
+    #[inline(always)]
+    fn mul_add(self, x: __m256, y: __m256, z: __m256) -> __m256 {
+        // SAFETY: `self` proves FMA.
+        unsafe { _mm256_fmadd_ps(x, y, z) }
+    }
+
+    #[inline(always)]
+    fn mul_sub(self, x: __m256, y: __m256, z: __m256) -> __m256 {
+        // SAFETY: `self` proves FMA.
+        unsafe { _mm256_fmsub_ps(x, y, z) }
+    }
+
+    #[inline(always)]
+    fn neg_mul_add(self, x: __m256, y: __m256, z: __m256) -> __m256 {
+        // SAFETY: `self` proves FMA.
+        unsafe { _mm256_fnmadd_ps(x, y, z) }
+    }
+
+    #[inline(always)]
+    fn not_less(self, x: __m256, y: __m256) -> u32 {
+        // SAFETY: `self` proves AVX2.
+        unsafe { _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_NLT_UQ>(x, y)) as u32 }
+    }
+
+    #[inline(always)]
+    fn report(self, candidates: &mut CandidateLists, m: usize, first: u32, over: u32, keys: __m256) {
+        // SAFETY: `self` proves AVX2.
+        unsafe { report(candidates, m, first, over, keys) }
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn report(candidates: &mut CandidateLists, m: usize, first: u32, mut over: u32, keys: __m256) {
+    let mut stored = [0.0f32; LANES];
+    // SAFETY: there is room for LANES numbers.
+    unsafe { _mm256_storeu_ps(stored.as_mut_ptr(), keys) };
+    // Before a query has a threshold, every lane is reported.
+    if over == 0xff {
+        let (row_tail, key_tail) = candidates.tail(m);
+        for (lane, (row, key)) in row_tail.iter_mut().zip(key_tail).take(LANES).enumerate() {
+            (*row, *key) = (first + lane as u32, stored[lane]);
+        }
+        candidates.grow(m, LANES);
+        return;
+    }
+    while over != 0 {
+        let lane = over.trailing_zeros();
+        over &= over - 1;
+        candidates.push(m, first + lane, stored[lane as usize]);
+    }
+}
+
+/// The float32 kernel. A tile of 6 x 16 keys takes twelve of the sixteen registers as accumulators, two for the references
+/// and one for the query: enough independent chains to hide the latency of two fused multiply-adds a cycle.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Avx2F32(pub(crate) Avx2);
+
+const MR: usize = 6;
+const NR: usize = 2 * LANES;
+
+impl Kernel for Avx2F32 {
+    const MR: usize = MR;
+    const NR: usize = NR;
+    type Code = f32;
+    type Encoding = Float32;
+
+    fn scan(self, query: &QueryPanel<'_, f32>, run: &PanelRun<'_, f32>, candidates: &mut CandidateLists) {
+        // SAFETY: the token in `self` proves AVX2 and FMA.
+        unsafe { scan(self.0, query, run, candidates) }
+    }
+}
+
+#[target_feature(enable = "avx2,fma")]
+fn scan(token: Avx2, query: &QueryPanel<'_, f32>, run: &PanelRun<'_, f32>, candidates: &mut CandidateLists) {
+    generic::scan::<_, MR, NR, MR>(Float32Products(token), query, run, None, candidates);
+}
+
+/// See [`unpacked_sums`](crate::arch::unpacked_sums).
+pub(in crate::arch) fn unpacked_sums<const PRODUCTS: bool>(
+    token: Avx2,
+    columns: &[[f32; UNPACKED_LANES]],
+    rows: [&[f32]; UNPACKED_ROWS],
+) -> UnpackedSums {
+    #[target_feature(enable = "avx2,fma")]
+    fn sums<const PRODUCTS: bool>(
+        token: Avx2,
+        columns: &[[f32; UNPACKED_LANES]],
+        rows: [&[f32]; UNPACKED_ROWS],
+    ) -> UnpackedSums {
+        generic::unpacked_sums::<_, { UNPACKED_LANES / LANES }, UNPACKED_ROWS, PRODUCTS>(token, columns, rows)
+    }
+    // SAFETY: the token proves AVX2 and FMA.
+    unsafe { sums::<PRODUCTS>(token, columns, rows) }
+}

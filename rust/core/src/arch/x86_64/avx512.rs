@@ -1,0 +1,138 @@
+//! AVX-512 F, BW, DQ and VL: vectors of sixteen numbers, the float32 kernel, and sums over unpacked rows.
+
+use std::arch::x86_64::*;
+
+use crate::arch::generic::{self, Float32Products, Vector};
+use crate::arch::kernel::{CandidateLists, Float32, Kernel, PanelRun, QueryPanel};
+use crate::arch::level::Avx512;
+use crate::arch::{UNPACKED_LANES, UNPACKED_ROWS, UnpackedSums};
+
+pub(super) const LANES: usize = 16;
+
+impl Vector for Avx512 {
+    type Floats = __m512;
+    const LANES: usize = LANES;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> __m512 {
+        // SAFETY: `self` proves AVX-512 F.
+        unsafe { _mm512_set1_ps(x) }
+    }
+
+    #[inline(always)]
+    fn load(self, numbers: &[f32]) -> __m512 {
+        let numbers: &[f32; LANES] = numbers.first_chunk().expect("a vector of numbers");
+        // SAFETY: `self` proves AVX-512 F, and there are LANES numbers.
+        unsafe { _mm512_loadu_ps(numbers.as_ptr()) }
+    }
+
+    #[inline(always)]
+    fn store(self, x: __m512, numbers: &mut [f32]) {
+        let numbers: &mut [f32; LANES] = numbers.first_chunk_mut().expect("room for a vector");
+        // SAFETY: `self` proves AVX-512 F, and there is room for LANES numbers.
+        unsafe { _mm512_storeu_ps(numbers.as_mut_ptr(), x) }
+    }
+
+    #[inline(always)]
+    fn sub(self, x: __m512, y: __m512) -> __m512 {
+        // SAFETY: `self` proves AVX-512 F.
+        unsafe { _mm512_sub_ps(x, y) }
+    }
+
+    #[inline(always)]
+    fn mul(self, x: __m512, y: __m512) -> __m512 {
+        // SAFETY: `self` proves AVX-512 F.
+        unsafe { _mm512_mul_ps(x, y) }
+    }
+
+    #[inline(always)]
+    fn mul_add(self, x: __m512, y: __m512, z: __m512) -> __m512 {
+        // SAFETY: `self` proves AVX-512 F.
+        unsafe { _mm512_fmadd_ps(x, y, z) }
+    }
+
+    #[inline(always)]
+    fn mul_sub(self, x: __m512, y: __m512, z: __m512) -> __m512 {
+        // SAFETY: `self` proves AVX-512 F.
+        unsafe { _mm512_fmsub_ps(x, y, z) }
+    }
+
+    #[inline(always)]
+    fn neg_mul_add(self, x: __m512, y: __m512, z: __m512) -> __m512 {
+        // SAFETY: `self` proves AVX-512 F.
+        unsafe { _mm512_fnmadd_ps(x, y, z) }
+    }
+
+    #[inline(always)]
+    fn not_less(self, x: __m512, y: __m512) -> u32 {
+        // SAFETY: `self` proves AVX-512 F.
+        unsafe { u32::from(_mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x, y)) }
+    }
+
+    #[inline(always)]
+    fn report(self, candidates: &mut CandidateLists, m: usize, first: u32, over: u32, keys: __m512) {
+        // SAFETY: `self` proves AVX-512 F.
+        unsafe { report(candidates, m, first, over, keys) }
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn report(candidates: &mut CandidateLists, m: usize, first: u32, over: u32, keys: __m512) {
+    let lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    let rows = _mm512_add_epi32(_mm512_set1_epi32(first as i32), lanes);
+    let (row_tail, key_tail) = candidates.tail(m);
+    let row_tail: &mut [u32; LANES] = row_tail.try_into().expect("a vector of places");
+    let key_tail: &mut [f32; LANES] = key_tail.try_into().expect("a vector of places");
+    let mask = over as __mmask16;
+    // Compressed in a register, then stored whole: the compressing store is very slow on some CPUs.
+    // SAFETY: both tails have room for LANES numbers.
+    unsafe {
+        _mm512_storeu_si512(row_tail.as_mut_ptr().cast(), _mm512_maskz_compress_epi32(mask, rows));
+        _mm512_storeu_ps(key_tail.as_mut_ptr(), _mm512_maskz_compress_ps(mask, keys));
+    }
+    candidates.grow(m, over.count_ones() as usize);
+}
+
+/// The float32 kernel. A tile of 12 x 32 keys takes 24 of the 32 registers as accumulators, two for the references and one
+/// for the query.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Avx512F32(pub(crate) Avx512);
+
+const MR: usize = 12;
+const NR: usize = 2 * LANES;
+
+impl Kernel for Avx512F32 {
+    const MR: usize = MR;
+    const NR: usize = NR;
+    type Code = f32;
+    type Encoding = Float32;
+
+    fn scan(self, query: &QueryPanel<'_, f32>, run: &PanelRun<'_, f32>, candidates: &mut CandidateLists) {
+        // SAFETY: the token in `self` proves AVX-512 F, BW, DQ and VL.
+        unsafe { scan(self.0, query, run, candidates) }
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn scan(token: Avx512, query: &QueryPanel<'_, f32>, run: &PanelRun<'_, f32>, candidates: &mut CandidateLists) {
+    generic::scan::<_, MR, NR, MR>(Float32Products(token), query, run, None, candidates);
+}
+
+/// See [`unpacked_sums`](crate::arch::unpacked_sums).
+pub(in crate::arch) fn unpacked_sums<const PRODUCTS: bool>(
+    token: Avx512,
+    columns: &[[f32; UNPACKED_LANES]],
+    rows: [&[f32]; UNPACKED_ROWS],
+) -> UnpackedSums {
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    fn sums<const PRODUCTS: bool>(
+        token: Avx512,
+        columns: &[[f32; UNPACKED_LANES]],
+        rows: [&[f32]; UNPACKED_ROWS],
+    ) -> UnpackedSums {
+        generic::unpacked_sums::<_, { UNPACKED_LANES / LANES }, UNPACKED_ROWS, PRODUCTS>(token, columns, rows)
+    }
+    // SAFETY: the token proves AVX-512 F, BW, DQ and VL.
+    unsafe { sums::<PRODUCTS>(token, columns, rows) }
+}

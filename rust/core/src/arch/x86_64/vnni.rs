@@ -1,0 +1,188 @@
+//! The int8 kernels: AVX-512 VNNI, and AVX-VNNI for CPUs that multiply bytes but lack AVX-512.
+//!
+//! One instruction adds four products of an unsigned and a signed byte to each 32-bit lane: references are the unsigned
+//! operand (their codes plus 128), and the accumulators start from minus 128 times the sum of the query's codes.
+//!
+//! Few queries take a tile of fewer rows: against packed references in memory they wait for the memory, not for products.
+
+use std::arch::x86_64::*;
+
+use super::{avx2, avx512};
+use crate::arch::generic::{self, Products};
+use crate::arch::kernel::{CandidateLists, Int8, Kernel, PanelRun, QueryPanel, ScanSymmetric, Transposed};
+use crate::arch::level::{Avx2, Avx512, Avx512Vnni, AvxVnni};
+
+impl Products for AvxVnni {
+    type Vector = Avx2;
+    type Code = u32;
+    type Codes = __m256i;
+    type Sums = __m256i;
+    const SCALED: bool = true;
+
+    #[inline(always)]
+    fn vector(self) -> Avx2 {
+        self.avx2()
+    }
+
+    #[inline(always)]
+    fn start(self, bias: i32) -> __m256i {
+        // SAFETY: `self` proves AVX2.
+        unsafe { _mm256_set1_epi32(bias) }
+    }
+
+    #[inline(always)]
+    fn load(self, codes: &[u32]) -> __m256i {
+        let codes: &[u32; avx2::LANES] = codes.first_chunk().expect("a vector of codes");
+        // SAFETY: `self` proves AVX2, and there are LANES codes.
+        unsafe { _mm256_loadu_si256(codes.as_ptr().cast()) }
+    }
+
+    #[inline(always)]
+    fn splat(self, code: u32) -> __m256i {
+        // SAFETY: `self` proves AVX2.
+        unsafe { _mm256_set1_epi32(code.cast_signed()) }
+    }
+
+    #[inline(always)]
+    fn add(self, sums: __m256i, reference: __m256i, query: __m256i) -> __m256i {
+        // SAFETY: `self` proves AVX-VNNI.
+        unsafe { _mm256_dpbusd_avx_epi32(sums, reference, query) }
+    }
+
+    #[inline(always)]
+    fn to_floats(self, sums: __m256i) -> __m256 {
+        // SAFETY: `self` proves AVX2.
+        unsafe { _mm256_cvtepi32_ps(sums) }
+    }
+}
+
+impl Products for Avx512Vnni {
+    type Vector = Avx512;
+    type Code = u32;
+    type Codes = __m512i;
+    type Sums = __m512i;
+    const SCALED: bool = true;
+
+    #[inline(always)]
+    fn vector(self) -> Avx512 {
+        self.avx512()
+    }
+
+    #[inline(always)]
+    fn start(self, bias: i32) -> __m512i {
+        // SAFETY: `self` proves AVX-512 F.
+        unsafe { _mm512_set1_epi32(bias) }
+    }
+
+    #[inline(always)]
+    fn load(self, codes: &[u32]) -> __m512i {
+        let codes: &[u32; avx512::LANES] = codes.first_chunk().expect("a vector of codes");
+        // SAFETY: `self` proves AVX-512 F, and there are LANES codes.
+        unsafe { _mm512_loadu_si512(codes.as_ptr().cast()) }
+    }
+
+    #[inline(always)]
+    fn splat(self, code: u32) -> __m512i {
+        // SAFETY: `self` proves AVX-512 F.
+        unsafe { _mm512_set1_epi32(code.cast_signed()) }
+    }
+
+    #[inline(always)]
+    fn add(self, sums: __m512i, reference: __m512i, query: __m512i) -> __m512i {
+        // SAFETY: `self` proves AVX-512 VNNI.
+        unsafe { _mm512_dpbusd_epi32(sums, reference, query) }
+    }
+
+    #[inline(always)]
+    fn to_floats(self, sums: __m512i) -> __m512 {
+        // SAFETY: `self` proves AVX-512 F.
+        unsafe { _mm512_cvtepi32_ps(sums) }
+    }
+}
+
+/// The kernel for AVX-VNNI, with the registers and the tile of the float32 kernel for AVX2.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct AvxVnniI8(pub(crate) AvxVnni);
+
+impl AvxVnniI8 {
+    const MR: usize = 6;
+    const NR: usize = 2 * avx2::LANES;
+}
+
+impl Kernel for AvxVnniI8 {
+    const MR: usize = Self::MR;
+    const NR: usize = Self::NR;
+    type Code = u32;
+    type Encoding = Int8;
+
+    fn scan(self, query: &QueryPanel<'_, u32>, run: &PanelRun<'_, u32>, candidates: &mut CandidateLists) {
+        #[target_feature(enable = "avx2,fma,avxvnni")]
+        fn scan<const ROWS: usize>(
+            token: AvxVnni,
+            query: &QueryPanel<'_, u32>,
+            run: &PanelRun<'_, u32>,
+            candidates: &mut CandidateLists,
+        ) {
+            generic::scan::<_, { AvxVnniI8::MR }, { AvxVnniI8::NR }, ROWS>(token, query, run, None, candidates);
+        }
+        // SAFETY: the token in `self` proves AVX2, FMA and AVX-VNNI.
+        unsafe {
+            match query.thresholds.rows {
+                0..=1 => scan::<1>(self.0, query, run, candidates),
+                _ => scan::<{ Self::MR }>(self.0, query, run, candidates),
+            }
+        }
+    }
+}
+
+/// The kernel for AVX-512 VNNI, with the registers and the tile of the float32 kernel for AVX-512.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Avx512VnniI8(pub(crate) Avx512Vnni);
+
+impl Avx512VnniI8 {
+    const MR: usize = 12;
+    const NR: usize = 2 * avx512::LANES;
+}
+
+impl Kernel for Avx512VnniI8 {
+    const MR: usize = Self::MR;
+    const NR: usize = Self::NR;
+    type Code = u32;
+    type Encoding = Int8;
+
+    fn scan(self, query: &QueryPanel<'_, u32>, run: &PanelRun<'_, u32>, candidates: &mut CandidateLists) {
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+        fn scan<const ROWS: usize>(
+            token: Avx512Vnni,
+            query: &QueryPanel<'_, u32>,
+            run: &PanelRun<'_, u32>,
+            candidates: &mut CandidateLists,
+        ) {
+            generic::scan::<_, { Avx512VnniI8::MR }, { Avx512VnniI8::NR }, ROWS>(token, query, run, None, candidates);
+        }
+        // SAFETY: the token in `self` proves AVX-512 F, BW, DQ, VL and VNNI.
+        unsafe {
+            match query.thresholds.rows {
+                0..=1 => scan::<1>(self.0, query, run, candidates),
+                2..=4 => scan::<4>(self.0, query, run, candidates),
+                _ => scan::<{ Self::MR }>(self.0, query, run, candidates),
+            }
+        }
+    }
+
+    const SCAN_SYMMETRIC: Option<ScanSymmetric<Self>> = Some(|kernel, query, run, transposed, candidates| {
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+        fn scan(
+            token: Avx512Vnni,
+            query: &QueryPanel<'_, u32>,
+            run: &PanelRun<'_, u32>,
+            transposed: &Transposed<'_>,
+            candidates: &mut CandidateLists,
+        ) {
+            const MR: usize = Avx512VnniI8::MR;
+            generic::scan::<_, MR, { Avx512VnniI8::NR }, MR>(token, query, run, Some(transposed), candidates);
+        }
+        // SAFETY: the token in `kernel` proves AVX-512 F, BW, DQ, VL and VNNI.
+        unsafe { scan(kernel.0, query, run, transposed, candidates) }
+    });
+}
