@@ -34,7 +34,7 @@ pub enum Error {
     BadBuffer {
         /// Rows asked for.
         rows: usize,
-        /// Transposed asked for.
+        /// Columns asked for.
         dim: usize,
         /// Elements in the buffer.
         elements: usize,
@@ -53,9 +53,9 @@ pub enum Error {
     /// Query and reference differ in their number of columns.
     #[error("query and reference must have the same number of columns, got {query} and {reference}")]
     DimensionMismatch {
-        /// Transposed of the query.
+        /// Columns of the query.
         query: usize,
-        /// Transposed of the reference.
+        /// Columns of the reference.
         reference: usize,
     },
     /// Rows that are to be paired by position, but differ in number.

@@ -6,12 +6,12 @@
 //!     report       sums ──scales, offsets──> keys; keys not less than their threshold ──> CandidateLists
 //! ```
 //!
-//! Two vectors of references a tile: each broadcast of a query's code then serves two multiply-adds, so that loads are not
-//! the bottleneck, and `2 ROWS` independent sums hide the latency of the multiply-add. `MR` follows from the number of registers.
+//! A tile is two vectors wide: a broadcast of a query's code serves two multiply-adds, so loads are not the bottleneck. It is as
+//! high as the registers allow, since its `2 ROWS` independent sums hide the latency of the multiply-adds.
 //!
-//! A level calls these functions from one function with `#[target_feature]`. All of them, and all methods of the traits, are
-//! `#[inline(always)]`, and none passes a closure: what is not inlined there is compiled without the level's instructions,
-//! and each operation becomes a call.
+//! A kernel calls these functions from a function with `#[target_feature]`. They and all methods of the traits are
+//! `#[inline(always)]`, and no vector operation stands in a closure: code that is not inlined into that function is compiled
+//! without its instructions, and each operation becomes a call.
 
 use crate::arch::UNPACKED_LANES;
 use crate::arch::kernel::{CandidateLists, MAX_MR, PanelRun, PanelTerms, QueryPanel, Thresholds, Transposed};
@@ -47,11 +47,11 @@ pub(super) trait Vector: Copy {
     /// One bit a lane, set unless `x < y`; so it is set where either is not a number.
     fn not_less(self, x: Self::Floats, y: Self::Floats) -> u32;
 
-    /// Add the lanes of `keys` whose bit in `over` is set to the list of query row `m`; the first lane is reference row `first`.
+    /// Add the lanes of `keys` whose bit in `over` is set to the list of query row `m`. Lane 0 is reference row `first`.
     fn report(self, candidates: &mut CandidateLists, m: usize, first: u32, over: u32, keys: Self::Floats);
 }
 
-/// Sums of products of codes, one vector of reference rows with one query row.
+/// Sums of products of codes: of one vector of reference rows with one query row. Implemented by tokens, as [`Vector`].
 pub(super) trait Products: Copy {
     type Vector: Vector;
     type Code: Copy;
@@ -59,12 +59,12 @@ pub(super) trait Products: Copy {
     type Codes: Copy;
     /// A vector of sums.
     type Sums: Copy;
-    /// Whether a sum is in units of the rows' scales; else the scales are 1 and not read.
+    /// Whether sums are in units of the rows' scales. If not, the scales are 1 and are not read.
     const SCALED: bool;
 
     fn vector(self) -> Self::Vector;
 
-    /// What the sums of a query start from, given its [`bias`](Thresholds::bias).
+    /// Initial value of a query's sums, given its [`bias`](Thresholds::bias).
     fn start(self, bias: i32) -> Self::Sums;
 
     /// The codes of the first [`Vector::LANES`] reference rows of a step.
@@ -78,7 +78,7 @@ pub(super) trait Products: Copy {
     fn to_floats(self, sums: Self::Sums) -> <Self::Vector as Vector>::Floats;
 }
 
-/// Products of float32 codes, with the vectors of any instruction set.
+/// Products of float32 codes, for the vectors of any instruction set.
 #[derive(Clone, Copy)]
 pub(super) struct Float32Products<V>(pub(super) V);
 
@@ -123,8 +123,8 @@ impl<V: Vector> Products for Float32Products<V> {
 /// Two vectors of sums for each query row.
 type Tile<P, const ROWS: usize> = [[<P as Products>::Sums; 2]; ROWS];
 
-/// [`Kernel::scan`](crate::arch::kernel::Kernel::scan) for the first `ROWS` rows of the query panel; with `transposed`, the
-/// symmetric one.
+/// [`Kernel::scan`](crate::arch::kernel::Kernel::scan) for the first `ROWS` rows of a query panel; with `transposed`, a
+/// [`ScanSymmetric`](crate::arch::kernel::ScanSymmetric).
 #[inline(always)]
 pub(super) fn scan<P: Products, const MR: usize, const NR: usize, const ROWS: usize>(
     products: P,
@@ -168,7 +168,7 @@ fn accumulate<P: Products, const MR: usize, const NR: usize, const ROWS: usize>(
     tile
 }
 
-/// Report the keys of panel `p` that reach their threshold.
+/// Report the keys of panel `p` that reach their threshold, or with `transposed` their threshold of the other side.
 #[inline(always)]
 fn report<P: Products, const NR: usize, const ROWS: usize>(
     products: P,
@@ -200,7 +200,7 @@ fn report<P: Products, const NR: usize, const ROWS: usize>(
             let keys = keys_of(products, dots, thresholds.scale[m], offsets);
             let mut over = vector.not_less(keys, vector.splat(least_keys[m]));
             if transposed.is_some() {
-                // The query row is the reference here; its offset is lowered by the error, so that the floor stays as it is.
+                // The error is in the offset, which is one number a query row, and not in the floor, which is one a lane.
                 let keys = keys_of(products, dots, thresholds.scale[m], vector.splat(least_offsets[m]));
                 over |= vector.not_less(keys, floors);
             }

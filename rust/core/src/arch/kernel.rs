@@ -1,20 +1,23 @@
-//! The contract of a microkernel, in full.
+//! The contract between panels, kernels and the search around them.
 //!
 //! ```text
 //! query panel      [step][MR] codes ─┐
-//!                                    ├─ tile MR x NR of keys ── key >= bar? ──> CandidateLists
-//! reference panels [step][NR] codes ─┘  run after run
+//!                                    ├─ tile of MR x NR keys ── key >= threshold? ──> CandidateLists
+//! reference panels [step][NR] codes ─┘  one panel of the run after the other
 //! ```
 //!
-//! A kernel multiplies one panel of `MR` query rows with a run of reference panels of `NR` rows each and reports which
-//! *keys* might still matter. A code holds one column in float32, or four in 8-bit integers. The key of a pair is
-//! `dot of the codes * scales - offset`, the larger the nearer; `bound.rs` says how far it can be
-//! from the truth. The kernel knows nothing of metrics, rows left out, or top k. A second kind of filter (other codes,
-//! another bound) is a second implementation of [`Kernel`]; the planner chooses.
+//! A kernel multiplies one panel of `MR` query rows with a run of reference panels of `NR` rows each, and reports the pairs
+//! whose *key* reaches its threshold. A code holds one column in float32, or four columns in 8-bit integers. The key of a pair
+//! is `dot of the codes * scales - offset`, the larger the nearer; `bound.rs` states how far it can be from the exact key.
+//! Metrics, excluded rows and top k are the caller's business.
 //!
-//! Edge rule: panels are always full. Missing reference rows are zero codes with an offset of infinity, so their key is
-//! minus infinity; missing query rows are zero codes with a floor of infinity, so that they report (almost) nothing. A key or
-//! a bar that is not a number is reported: what cannot be compared must be rescored. The caller drops pairs of missing rows.
+//! [`Encoding`] is the format of the codes with its error terms, [`Kernel`] the scan of one instruction set: a new kind of
+//! filter is a new encoding, a new instruction set a new kernel.
+//!
+//! Edges: panels are always full. A missing reference row has codes of zero and an offset of infinity, so its key is minus
+//! infinity. A missing query row has codes of zero and a floor of infinity, so it reports almost nothing. A key or a
+//! threshold that is not a number is reported, since what cannot be compared must be rescored. The caller drops pairs of
+//! missing rows.
 
 use crate::arch::level::Simd;
 use crate::saved::Stored;
@@ -22,30 +25,31 @@ use crate::saved::Stored;
 /// The largest `MR` of any kernel.
 pub(crate) const MAX_MR: usize = 16;
 
-/// Reference panels in one run at most: bounds the memory of [`CandidateLists`].
+/// The most reference panels in one run. It bounds [`CandidateLists`], which has room for every pair of a run.
 pub(crate) const MAX_RUN: usize = 64;
 
-/// A row, centred and scaled, with what the bound needs to know of it.
+/// A centred, scaled row, and what its error terms are computed from.
 pub(crate) struct Centred<'a> {
     /// The row in float32; zeros if it cannot be filtered.
     pub(crate) row: &'a [f32],
-    /// How far `row` may be from the exact centred, scaled row, in the 2-norm.
+    /// Distance of `row` from the exact centred, scaled row, in the 2-norm, at most.
     pub(crate) row_error: f64,
     /// Norm of the exact centred, scaled row; infinite if the row cannot be filtered.
     pub(crate) norm: f64,
     /// Norm of the row before centring, scaled; 0 where the bound does not need it (Euclidean geometry).
     pub(crate) raw_norm: f64,
-    /// What is subtracted from its dots (reference rows).
+    /// What is subtracted from the dots of a reference row.
     pub(crate) offset: f64,
-    /// An upper bound of the magnitudes that were added up to form `offset`.
+    /// An upper bound of the sum of the magnitudes that `offset` was formed from.
     pub(crate) offset_size: f64,
     /// The error of `offset` beyond the noise of float64.
     pub(crate) offset_error: f64,
-    /// See [`crate::exact::relative_error`].
+    /// Relative error of a sum over the columns in float64 (`exact::relative_error`).
     pub(crate) noise: f64,
 }
 
-/// A reference row's (or panel's) part of the error bound: see [`Thresholds`].
+/// The part of the error bound that belongs to a reference row, or to a panel as the largest of its rows; see [`Thresholds`]
+/// for the formula.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct PanelTerms {
     pub(crate) a: f32,
@@ -59,34 +63,34 @@ impl PanelTerms {
     }
 }
 
-/// What a kernel states of an encoded reference row.
+/// What goes with the codes of a reference row.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct ReferenceTerms {
     pub(crate) error: PanelTerms,
-    /// What one unit of its codes is worth.
+    /// The value of one unit of its codes.
     pub(crate) scale: f32,
 }
 
-/// What a kernel states of an encoded query row.
+/// What goes with the codes of a query row.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct QueryTerms {
-    /// Its part of the error bound.
+    /// Its part of the error bound; see [`Thresholds`].
     pub(crate) alpha: f32,
     pub(crate) beta: f32,
-    /// What one unit of its codes is worth.
+    /// The value of one unit of its codes.
     pub(crate) scale: f32,
-    /// What its integer products start from.
+    /// Initial value of its integer sums.
     pub(crate) bias: i32,
 }
 
-/// How rows become codes, and what that costs in the error bound. The kernels of all levels share it; only the widths of
+/// How rows become codes, and the error terms that follow. The kernels of all levels share an encoding; only the widths of
 /// their panels differ.
 pub(crate) trait Encoding {
     /// One code of a row.
     type Code: Default + Stored;
     /// Columns that one code holds.
     const COLUMNS: usize;
-    /// Whether the codes are so much coarser than float32 that reference rows may be centred in float32.
+    /// Whether reference rows may be centred in float32: its error must be small beside that of the codes.
     const CENTER_F32: bool;
 
     /// Encode a centred reference row into lane `lane` of a panel of `lanes` rows.
@@ -106,13 +110,14 @@ pub(crate) trait Encoding {
 pub(crate) enum Float32 {}
 
 /// Four columns a code, in 8-bit integers times a scale of the row.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 pub(crate) enum Int8 {}
 
-/// The row itself in float32, for a Minkowski distance. Chebyshev's (`MOST`) has terms of its own: a row is rounded in one
-/// column at a time.
+/// The row itself in float32, for a Minkowski distance. With `MOST` for Chebyshev's, where the rounding of one column counts
+/// and not the sum over all.
 pub(crate) enum MinkowskiFloat32<const MOST: bool> {}
 
-/// A filter microkernel. Implementations hold the token that proves their instruction set.
+/// A filter microkernel. It holds the token that proves its instruction set, so that [`Kernel::scan`] is safe.
 pub(crate) trait Kernel: Copy + Send + Sync {
     /// Rows of a query panel, at most [`MAX_MR`].
     const MR: usize;
@@ -125,15 +130,15 @@ pub(crate) trait Kernel: Copy + Send + Sync {
     /// How the rows of its panels are encoded.
     type Encoding: Encoding<Code = Self::Code>;
 
-    /// Report every pair whose key reaches its bar (see [`Thresholds`]).
+    /// Report every pair whose key reaches its threshold (see [`Thresholds`]).
     fn scan(self, query: &QueryPanel<'_, Self::Code>, run: &PanelRun<'_, Self::Code>, candidates: &mut CandidateLists);
 
-    /// The same for tiles that serve both sides, where the kernel can.
+    /// The scan for symmetric tiles, if the kernel has one.
     const SCAN_SYMMETRIC: Option<ScanSymmetric<Self>> = None;
 }
 
-/// Report every pair of rows that might be a neighbour of the other, either way: one whose key reaches its bar, or whose
-/// key with the sides exchanged does (see [`Transposed`]).
+/// A scan that reports a pair if either row may be a neighbour of the other: if its key reaches its threshold, or its key with
+/// the sides exchanged does (see [`Transposed`]).
 pub(crate) type ScanSymmetric<K> = fn(
     K,
     &QueryPanel<'_, <K as Kernel>::Code>,
@@ -142,34 +147,34 @@ pub(crate) type ScanSymmetric<K> = fn(
     &mut CandidateLists,
 );
 
-/// What a tile needs to know so that its reference rows can be queries too, and its query rows references: the product is
-/// the same, its error is the same, only the offset and the floor are those of the other side (`docs/exactness.md`,
-/// "Symmetric tiles").
+/// The other side of a symmetric tile: its reference rows as queries, its query rows as references. The products and their
+/// error are the same both ways; only the offset and the floor are those of the other side (`docs/exactness.md`, "Symmetric
+/// tiles").
 pub(crate) struct Transposed<'a> {
     /// The offset of query row `m` as a reference row.
     offset: [f32; MAX_MR],
-    /// [`PanelTerms::c`] of query row `m` as a reference row; infinite if the row cannot be filtered.
+    /// [`PanelTerms::c`] of query row `m` as a reference row; infinite if the row could not be encoded as one.
     c: [f32; MAX_MR],
-    /// `[panel of the run][NR]`: the floor of each reference row as a query.
+    /// `[panel of the run][NR]`: the floor of each reference row as a query. Counted from the first panel of the run.
     pub(crate) floors: &'a [f32],
 }
 
 impl<'a> Transposed<'a> {
-    /// No query row is a reference row yet.
+    /// Floors for the reference rows, and no query row that is a reference row.
     pub(crate) fn closed(floors: &'a [f32]) -> Self {
         Self { offset: [f32::INFINITY; MAX_MR], c: [0.0; MAX_MR], floors }
     }
 
-    /// Make query row `m` a reference row, of a panel with these terms.
+    /// Make query row `m` a reference row with this offset, of a panel with these terms.
     #[inline(always)]
     pub(crate) fn open(&mut self, m: usize, offset: f32, terms: PanelTerms) {
         self.offset[m] = offset;
-        // The row's codes here are those of a query: that it could not be encoded as a reference shows in the terms alone.
+        // The tile has the row's codes as a query. Only the terms show that it could not be encoded as a reference.
         self.c[m] = if terms.a.is_finite() && terms.b.is_finite() { terms.c } else { f32::INFINITY };
     }
 
-    /// Write the offset of each query row as a reference row, less the error of its keys with a panel: what is at least as
-    /// near as the exact key stands for it.
+    /// For each query row as a reference: its offset less the error of its keys with a panel, so that `dot - offset` is not
+    /// below the exact key and is compared with the floor itself. (`-t` in `docs/exactness.md`.)
     #[inline(always)]
     pub(super) fn against(&self, thresholds: &Thresholds, terms: PanelTerms, least_offsets: &mut [f32; MAX_MR]) {
         for m in 0..MAX_MR {
@@ -183,12 +188,13 @@ impl<'a> Transposed<'a> {
 pub(crate) struct QueryPanel<'a, C> {
     /// `[step][MR]`.
     pub(crate) codes: &'a [C],
-    /// What the keys of each row are held against.
+    /// What the keys of each row are compared with.
     pub(crate) thresholds: &'a Thresholds,
 }
 
-/// The bar of query row `m` against panel `p` is `floor[m] - (alpha[m] * a[p] + beta[m] * b[p] + c[p])`: keys below it
-/// belong to rows that cannot be among the nearest.
+/// What thresholds are computed from. The threshold of query row `m` and panel `p` is
+/// `floor[m] - (alpha[m] * a[p] + beta[m] * b[p] + c[p])`: the floor that exact keys must reach, less the error of computed
+/// ones. A row with a key below it cannot be a result.
 #[derive(Debug, Clone)]
 pub(crate) struct Thresholds {
     pub(crate) floor: [f32; MAX_MR],
@@ -197,18 +203,18 @@ pub(crate) struct Thresholds {
     /// [`QueryTerms::scale`] and [`QueryTerms::bias`] of each row.
     pub(crate) scale: [f32; MAX_MR],
     pub(crate) bias: [i32; MAX_MR],
-    /// Rows from this one on are closed.
+    /// One more than the last open row: a kernel may skip the rows behind.
     pub(crate) rows: usize,
 }
 
 impl Thresholds {
-    /// Thresholds that no key reaches.
+    /// All rows closed: no key reaches their thresholds.
     pub(crate) fn closed() -> Self {
         let zeros = [0.0; MAX_MR];
         Self { floor: [f32::INFINITY; MAX_MR], alpha: zeros, beta: zeros, scale: zeros, bias: [0; MAX_MR], rows: 0 }
     }
 
-    /// Hold row `m` against `floor`.
+    /// Open row `m` for keys that may reach `floor`.
     #[inline(always)]
     pub(crate) fn open(&mut self, m: usize, floor: f32, terms: QueryTerms) {
         self.floor[m] = floor;
@@ -219,7 +225,7 @@ impl Thresholds {
         self.rows = self.rows.max(m + 1);
     }
 
-    /// Write the thresholds of all rows against a panel.
+    /// Write the thresholds of all rows for a panel.
     #[inline(always)]
     pub(crate) fn against(&self, terms: PanelTerms, thresholds: &mut [f32; MAX_MR]) {
         for m in 0..MAX_MR {
@@ -267,7 +273,7 @@ pub(crate) struct PanelRun<'a, C> {
     pub(crate) visit: Visit,
 }
 
-/// The pairs that a scan reported: one list for each query row of the panel.
+/// The reference rows that a scan reported, with their keys: one list for each row of the query panel.
 pub(crate) struct CandidateLists {
     capacity: usize,
     len: [usize; MAX_MR],
@@ -276,16 +282,16 @@ pub(crate) struct CandidateLists {
 }
 
 impl CandidateLists {
-    /// Lanes that [`CandidateLists::tail`] offers beyond the capacity of a list.
+    /// Length of [`CandidateLists::tail`]: lanes of the widest vector, which is stored whole whatever it reports.
     pub(crate) const SLACK: usize = 16;
 
-    /// Room for the longest run of a kernel with panels of `nr` rows.
+    /// Lists with room for all rows of the longest run of panels of `nr` rows.
     pub(crate) fn new(mr: usize, nr: usize) -> Self {
         let capacity = MAX_RUN * nr + Self::SLACK;
         Self { capacity, len: [0; MAX_MR], rows: vec![0; mr * capacity], keys: vec![0.0; mr * capacity] }
     }
 
-    /// Report one pair.
+    /// Add one row to the list of query row `m`.
     #[inline(always)]
     pub(crate) fn push(&mut self, m: usize, row: u32, key: f32) {
         let at = m * self.capacity + self.len[m];
@@ -294,7 +300,7 @@ impl CandidateLists {
         self.len[m] += 1;
     }
 
-    /// Sixteen places behind the list of row `m`, to be filled and then counted with [`CandidateLists::grow`].
+    /// The [`CandidateLists::SLACK`] places after the list of query row `m`: write there, then [`CandidateLists::grow`].
     #[inline(always)]
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     pub(crate) fn tail(&mut self, m: usize) -> (&mut [u32], &mut [f32]) {
@@ -302,7 +308,7 @@ impl CandidateLists {
         (&mut self.rows[at..at + Self::SLACK], &mut self.keys[at..at + Self::SLACK])
     }
 
-    /// Count `count` pairs that were written to [`CandidateLists::tail`].
+    /// Add the first `count` places of [`CandidateLists::tail`] to the list.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     pub(crate) fn grow(&mut self, m: usize, count: usize) {
@@ -316,7 +322,7 @@ impl CandidateLists {
         &self.rows[at..at + self.len[m]]
     }
 
-    /// Rows and keys reported for query row `m`; the list is empty afterwards.
+    /// Rows and keys reported for query row `m`. Empties the list.
     #[inline(always)]
     pub(crate) fn take(&mut self, m: usize) -> (&[u32], &[f32]) {
         let (at, len) = (m * self.capacity, std::mem::take(&mut self.len[m]));

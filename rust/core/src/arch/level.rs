@@ -1,17 +1,18 @@
-//! SIMD levels: found once, overridable by name, proved by a token.
+//! SIMD levels: detected, overridable by name, proved by a token.
 //!
 //! ```text
-//! CPU features ──detect──> Level::available() ──┐
-//! EXACTKNN_SIMD / set_level(name) ──────────────┴──> Simd (holding one proves that the CPU has it)
+//! Features::detect() ──> Level::available() ────┐
+//! EXACTKNN_SIMD / set_level(name) ──────────────┴──> Simd ──> tokens: Avx2, Avx512, ...
 //! ```
 //!
-//! Unsafe code that needs an instruction set takes a [`Simd`] (or one of the tokens it yields), never a [`Level`].
+//! A value of [`Simd`] or of a token exists only if the CPU has the features. Unsafe code that needs an instruction set takes
+//! a token, never a [`Level`].
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use crate::error::{Error, Result};
 
-/// A set of CPU features. Each constant holds what its instructions need besides, so `contains` asks for all of it.
+/// A set of CPU features. Each constant includes the features that its instructions imply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Features(u16);
 
@@ -58,8 +59,8 @@ impl Features {
     }
 }
 
-/// An instruction set that the crate has kernels for. A level is a set of features, not a rank: a later one need not
-/// include an earlier one.
+/// An instruction set that the crate has kernels for. A level is a set of features, without an order: it need not include
+/// the levels before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[repr(u8)]
@@ -98,7 +99,7 @@ impl Level {
             Self::Avx2 => Features::AVX2,
             Self::AvxVnni => Features::AVX_VNNI,
             Self::Avx512 => Features::AVX512,
-            // Without AVX-VNNI: a CPU with AVX-512 VNNI need not have the shorter form.
+            // Not AVX-VNNI, which a CPU with AVX-512 VNNI need not have.
             Self::Avx512Vnni => Features::AVX512_VNNI,
         }
     }
@@ -129,7 +130,7 @@ impl Level {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Simd {
     level: Level,
-    /// The level's own, so that a token costs one test of a bit.
+    /// `level.features()`, kept so that asking for a token is one test of bits.
     features: Features,
 }
 
@@ -155,7 +156,7 @@ impl Simd {
         level.is_available().then(|| Self::proved(level))
     }
 
-    /// For a level that is known to be available.
+    /// The proof of a level that is known to be available.
     const fn proved(level: Level) -> Self {
         Self { level, features: level.features() }
     }
@@ -187,14 +188,14 @@ impl Simd {
 }
 
 impl AvxVnni {
-    /// What it proves besides.
+    /// The features that these imply.
     pub fn avx2(self) -> Avx2 {
         Avx2(())
     }
 }
 
 impl Avx512Vnni {
-    /// What it proves besides.
+    /// The features that these imply.
     pub fn avx512(self) -> Avx512 {
         Avx512(())
     }

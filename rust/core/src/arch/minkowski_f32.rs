@@ -1,4 +1,4 @@
-//! The float32 kernels of the metrics that are no sums of squares, in plain Rust.
+//! The float32 kernels of the Minkowski metrics that are not Euclidean, in plain Rust.
 //!
 //! ```text
 //! cityblock   one pass over the columns     sum |q - r|
@@ -7,13 +7,13 @@
 //!             key = minus that, the larger the nearer
 //! ```
 //!
-//! Such a term takes three to forty instructions where a product takes one, and the compiler makes whole vectors of them;
-//! so there is one source, compiled for each level. The error of a key is relative to the key itself
-//! (`bound::lp_relative_error`) but for what rounding the rows cost, which is what the terms of a panel state.
+//! A term takes three to forty instructions where a product takes one, and the compiler vectorises them; so there is one
+//! source, compiled for each level. The error of a key is relative to the key itself (`bound::lp_relative_error`), except
+//! for the rounding of the rows, which is in the terms of the panels.
 //!
 //! Offsets are not read: a missing row of the last panel has the key of a row of zeros, and the caller drops it.
 //!
-//! Dividing by `M` keeps every power in range whatever `p` is: the sum lies between 1 and the number of columns.
+//! Division by `M` keeps every power in range for any `p`: the sum lies between 1 and the number of columns.
 
 use crate::arch::kernel::{CandidateLists, Kernel, MAX_MR, MinkowskiFloat32, PanelRun, QueryPanel};
 use crate::arch::level::{Simd, multiversion};
@@ -28,8 +28,8 @@ trait Shape: Copy + Send + Sync + 'static {
 /// Rows of a query panel. With [`WIDE`] their sums take eight registers of AVX2 and leave room for the rest.
 const MR: usize = 4;
 
-/// What is done with the differences of one query row and one column. A trait rather than a closure, because a closure that
-/// the compiler does not inline into the copy for a level is compiled without that level's instructions.
+/// What is done with the differences of one query row and one column. A trait and not a closure: a closure that is not inlined
+/// into the copy for a level is compiled without that level's instructions.
 trait Step<const NR: usize> {
     fn take(&self, m: usize, sums: &mut [f32; NR], t: [f32; NR]);
 }
@@ -41,7 +41,7 @@ fn fold<const NR: usize>(q: &[f32], r: &[f32], step: impl Step<NR>) -> [[f32; NR
     let (q, _) = q.as_chunks::<MR>();
     let (r, _) = r.as_chunks::<NR>();
     for (q, r) in q.iter().zip(r) {
-        // Written out: a loop over the rows is what the compiler would make vectors of, with a gather for each sum.
+        // Written out: in a loop the compiler would vectorise over the rows, with a gather for each sum.
         step.take(0, &mut tile[0], differences(q[0], r));
         step.take(1, &mut tile[1], differences(q[1], r));
         step.take(2, &mut tile[2], differences(q[2], r));
@@ -170,7 +170,7 @@ impl<const HALVES: u32> Powers for Products<HALVES> {
 #[derive(Debug, Clone, Copy)]
 struct Minkowski<P>(P);
 
-/// Below this a largest difference stands for the distance: the two differ by less than the slack of every key.
+/// A largest difference below this is taken as the distance: the two differ by less than the slack of every key.
 const NEGLIGIBLE: f32 = 1.0 / (1u128 << 120) as f32;
 
 impl<P: Powers> Shape for Minkowski<P> {
@@ -213,7 +213,7 @@ fn log2(x: f32) -> f32 {
 /// `2^x` for x up to 100, off by at most a relative `2^-20`; at most `2^-124` for x below -125.
 #[inline(always)]
 fn exp2(x: f32) -> f32 {
-    // Adding it leaves the nearest whole number in the last bits.
+    // Added to `x`, it leaves the nearest whole number in the last bits.
     const WHOLE: f32 = (3u32 << 22) as f32;
     let x = if x > -125.0 { x } else { -125.0 };
     let shifted = x + WHOLE;
@@ -225,8 +225,8 @@ fn exp2(x: f32) -> f32 {
     f32::from_bits(sum.to_bits().wrapping_add(shifted.to_bits() << 23))
 }
 
-/// A filter kernel; `NR` is [`WIDE`] or [`NARROW`]. One type for all distances but Chebyshev's (`MOST`), whose rows are rounded
-/// at another price: the search around a kernel is compiled for each type.
+/// The kernel; `NR` is [`WIDE`] or [`NARROW`]. The metric is a value and not a type, since the search around a kernel is compiled
+/// for each type. Only Chebyshev's distance (`MOST`) has a type of its own, as its encoding has other error terms.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LpF32<const NR: usize, const MOST: bool> {
     pub(crate) simd: Simd,
@@ -265,7 +265,7 @@ impl<const NR: usize, const MOST: bool> Kernel for LpF32<NR, MOST> {
                 Some(8) => self.scan_shape(Minkowski(Products::<8>), query, run, candidates),
                 _ => self.scan_shape(Minkowski(Logarithms { p: power.get() as f32 }), query, run, candidates),
             },
-            // The others are never sent here.
+            // Cityblock: no other metric has Lp geometry.
             _ => self.scan_shape(Cityblock, query, run, candidates),
         }
     }

@@ -1,4 +1,12 @@
-//! The microkernels, one file for each level and kind of code, and the one place that chooses among them.
+//! The microkernels, and the choice among them.
+//!
+//! ```text
+//! level           features of the CPU, and the tokens that prove them
+//! kernel          the contract: encodings, panels, thresholds, candidates
+//! generic         the tile loop, over the vectors of any instruction set
+//! scalar, x86_64  the vectors and the kernels of each instruction set
+//! minkowski_f32   distances that are not sums of products: plain Rust, compiled for each level
+//! ```
 
 mod generic;
 pub(crate) mod kernel;
@@ -13,7 +21,7 @@ use crate::arch::level::{Features, Level, Simd};
 use crate::metric::Metric;
 use minkowski_f32::{LpF32, NARROW, WIDE};
 
-/// Work that is generic over the kernel it is done with.
+/// Work that is generic over kernels. A trait, since a closure cannot be generic.
 pub(crate) trait WithKernel {
     type Output;
     fn run<K: Kernel + 'static>(self, kernel: K) -> Self::Output;
@@ -56,6 +64,7 @@ pub(crate) fn with_int8<W: WithKernel>(simd: Simd, work: W) -> W::Output {
 
 /// Do `work` with the float32 kernel of a level for a Minkowski metric.
 pub(crate) fn with_minkowski<W: WithKernel>(simd: Simd, metric: Metric, work: W) -> W::Output {
+    // The compiler vectorises these: the wide tile pays where vectors have eight lanes.
     match (metric == Metric::Chebyshev, simd.avx2().is_some()) {
         (true, true) => work.run(LpF32::<WIDE, true> { simd, metric }),
         (true, false) => work.run(LpF32::<NARROW, true> { simd, metric }),
@@ -64,11 +73,12 @@ pub(crate) fn with_minkowski<W: WithKernel>(simd: Simd, metric: Metric, work: W)
     }
 }
 
-/// Queries and rows of one call of [`unpacked_sums`].
+/// Queries and rows of one call of [`unpacked_sums`]: sixteen queries are one vector of AVX-512, and four rows share each load
+/// of it.
 pub(crate) const UNPACKED_LANES: usize = MAX_MR;
 pub(crate) const UNPACKED_ROWS: usize = 4;
 
-/// One sum for each of the rows and queries.
+/// `[row][query]`.
 pub(crate) type UnpackedSums = [[f32; UNPACKED_LANES]; UNPACKED_ROWS];
 
 /// Sums over the columns of sixteen queries with four rows: of `q r` with `PRODUCTS`, else of `-(q - r)^2`.

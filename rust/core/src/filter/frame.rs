@@ -98,7 +98,7 @@ multiversion! {
             chunk(row, centre, other, out);
         }
         if !row_rest.is_empty() {
-            // Transposed that do not exist are zeros on both sides: they add nothing.
+            // Columns that do not exist are zeros on both sides: they add nothing.
             let mut last = [0.0f32; LANES];
             chunk(&padded(row_rest), &padded(centre_rest), &padded(other_rest), &mut last);
             out_rest.copy_from_slice(&last[..row_rest.len()]);

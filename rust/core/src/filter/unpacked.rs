@@ -2,12 +2,12 @@
 //!
 //! ```text
 //! queries, sixteen a panel [column][16] ─┐
-//!                                        ├─ sixteen keys a row ── key >= bar? ──> CandidateLists ──> float64 values
+//!                                        ├─ sixteen keys a row ── key >= threshold? ──> CandidateLists
 //! rows as passed, four at a time ────────┘
 //! ```
 //!
 //! The sixteen lanes of a vector are sixteen queries, so no sum has to be folded. Keys are `-|q - r|^2`, or `q.r`; the
-//! differences are formed before they are squared, so nothing needs to be centred. `docs/exactness.md`, "Bare rows", has the
+//! differences are formed before they are squared, so nothing needs to be centred. `docs/exactness.md`, "Unpacked rows", has the
 //! bound. A row that is not finite always survives, and its float64 value tells.
 
 use crate::arch::kernel::{CandidateLists, MAX_RUN};
@@ -49,7 +49,7 @@ pub(crate) struct Panel {
     metric: Metric,
     /// `[column][QUERIES]`
     columns: Vec<[f32; QUERIES]>,
-    /// The bar of a row of norm `n` is `fixed + slope n`.
+    /// The threshold of a row of norm `n` is `fixed + slope n`.
     fixed: [f32; QUERIES],
     slope: [f32; QUERIES],
 }
@@ -107,7 +107,7 @@ impl Panel {
         }
     }
 
-    /// Report the rows of `start .. end` whose key reaches a bar, at most [`MOST_ROWS`].
+    /// Report the rows of `start .. end` whose key reaches a threshold, at most [`MOST_ROWS`].
     pub(crate) fn scan<E: Element>(
         &self,
         simd: Simd,
@@ -136,8 +136,8 @@ impl Panel {
                 let mut thresholds = self.fixed;
                 if products {
                     let norm = norm_of(dot(simd, rows[r], rows[r]));
-                    for (bar, slope) in thresholds.iter_mut().zip(&self.slope) {
-                        *bar += slope * norm;
+                    for (threshold, slope) in thresholds.iter_mut().zip(&self.slope) {
+                        *threshold += slope * norm;
                     }
                 }
                 let mut over = over(keys, &thresholds);
@@ -155,7 +155,7 @@ fn norm_of(squared: f32) -> f32 {
     if (1.0 / SAFE..=SAFE).contains(&squared) { up(f64::from(squared).sqrt()) } else { f32::NAN }
 }
 
-/// The lanes whose key is not certainly below its bar. What is not a finite number is not.
+/// The lanes whose key is not certainly below its threshold; a key that is not finite is not.
 #[inline(always)]
 fn over(keys: &[f32; QUERIES], thresholds: &[f32; QUERIES]) -> u32 {
     let mut over = 0;
