@@ -4,8 +4,6 @@
 //! as one query at a time. Levels that the CPU lacks are printed; `EXACTKNN_TEST_LEVELS=avx512` makes their absence a
 //! failure.
 
-mod common;
-
 use std::num::NonZero;
 
 use exactknn_core::saved::Stored;
@@ -15,7 +13,7 @@ use exactknn_core::{
 };
 use proptest::prelude::*;
 
-use common::{KINDS, Random, Rows, Type, any_metric, convert, dims, levels, metrics, rows, types};
+use crate::common::{KINDS, Random, Rows, Type, any_metric, convert, dims, levels, metrics, rows, types};
 
 fn run<E: Element>(
     query: &[Vec<E>],

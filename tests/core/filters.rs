@@ -4,8 +4,6 @@
 //! with up to 32 the rows are read as they lie, with more they are packed, in 8 bits where the level has them. From k 8 on
 //! floors come from a sample of the references, in panels of up to 32 rows, one in eight.
 
-mod common;
-
 use std::num::NonZero;
 
 use exactknn_core::{
@@ -14,7 +12,7 @@ use exactknn_core::{
 };
 use proptest::prelude::*;
 
-use common::{KINDS, Random, Rows, convert, levels, rows};
+use crate::common::{KINDS, Random, Rows, convert, levels, rows};
 
 struct Case<'a, E> {
     query: &'a [Vec<E>],

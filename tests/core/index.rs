@@ -1,8 +1,6 @@
 //! An index, held at every level against a plain list of rows and the oracle: same rows, same bytes, whatever was added,
 //! removed, saved and loaded before.
 
-mod common;
-
 use std::fs;
 use std::num::NonZero;
 use std::path::PathBuf;
@@ -14,7 +12,7 @@ use exactknn_core::{
 };
 use proptest::prelude::*;
 
-use common::{KINDS, Random, Type, any_metric, convert, levels, rows, types};
+use crate::common::{KINDS, Random, Type, any_metric, convert, levels, rows, types};
 
 const THREADS: NonZero<usize> = NonZero::new(2).expect("positive");
 

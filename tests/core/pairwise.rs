@@ -1,7 +1,5 @@
 //! Values of pairs by position: at every level those that a search returns for the same two rows, to the byte.
 
-mod common;
-
 use std::num::NonZero;
 use std::slice::from_ref;
 
@@ -11,7 +9,7 @@ use exactknn_core::{
 };
 use proptest::prelude::*;
 
-use common::{KINDS, Random, Rows, Type, any_metric, convert, dims, levels, rows, types};
+use crate::common::{KINDS, Random, Rows, Type, any_metric, convert, dims, levels, rows, types};
 
 fn run<E: Element>(
     query: &[Vec<E>],

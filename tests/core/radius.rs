@@ -3,8 +3,6 @@
 //! [`check`] runs a case at every level, with 1 to 3 threads, with and without distances, in both orders. Radii are
 //! chosen to stand where an answer could go wrong: on a value that is returned, and on the float64 numbers beside it.
 
-mod common;
-
 use std::num::NonZero;
 
 use exactknn_core::{
@@ -13,7 +11,7 @@ use exactknn_core::{
 };
 use proptest::prelude::*;
 
-use common::{KINDS, Random, Rows, Type, any_metric, convert, dims, levels, metrics, rows, types};
+use crate::common::{KINDS, Random, Rows, Type, any_metric, convert, dims, levels, metrics, rows, types};
 
 #[derive(Debug, Clone, Copy)]
 struct Case {

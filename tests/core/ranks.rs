@@ -3,8 +3,6 @@
 //! [`check`] runs a case at every level with 1 to 3 threads, and some queries alone. Targets are few, so that keys are
 //! compared with each, or many, so that rows are placed among them; or all rows, or none.
 
-mod common;
-
 use std::num::NonZero;
 
 use exactknn_core::{
@@ -13,7 +11,7 @@ use exactknn_core::{
 };
 use proptest::prelude::*;
 
-use common::{KINDS, Random, Rows, Type, any_metric, convert, dims, levels, metrics, rows, types};
+use crate::common::{KINDS, Random, Rows, Type, any_metric, convert, dims, levels, metrics, rows, types};
 
 /// Groups as they are passed.
 #[derive(Debug, Clone)]

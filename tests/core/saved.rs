@@ -10,8 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use exactknn_core::saved::{BLOCK, Dtype, FORMAT_VERSION, Push, Saved, Stored, Tensor, write};
 use exactknn_core::{Error, Monitor, Result, bf16, f16};
 
-mod common;
-use common::Random;
+use crate::common::Random;
 
 /// A folder that is gone when the test is over.
 struct Folder(PathBuf);
