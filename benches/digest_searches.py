@@ -299,7 +299,7 @@ def ranks() -> Cases:
         for first in (0, 500):
             part = {**targets, "query_group": classes[first : first + 250]}
             found = _core.ranks(
-                reference[first : first + 250], reference, "cosine", exclude_self=True, first_row=first, **part
+                reference[first : first + 250], reference, "cosine", exclude_self=True, first_query=first, **part
             )
             yield f"{number} classes, from row {first}", found
     targets = _targets(below(40, 800, 7), below(40, 300, 8), 40)

@@ -90,7 +90,7 @@ fn measure_search(criterion: &mut Criterion, group: &str, parameter: &str, work:
     group.throughput(Throughput::Elements((queries * work.references * work.dim) as u64));
     for simd in Level::available().into_iter().filter_map(Simd::new) {
         let exclude_self = work.queries.is_none();
-        let options = Options { k: work.k, metric: work.metric, exclude_self, simd, threads };
+        let options = Options { k: work.k, metric: work.metric, exclude: exclude_self.into(), simd, threads };
         let search = Search::new(query, reference, options).expect("good arguments");
         group.bench_function(BenchmarkId::new(parameter, simd.level().name()), |bencher| {
             bencher.iter(|| pool.pool().install(|| black_box(search.run(&Monitor::new()).expect("an answer"))));

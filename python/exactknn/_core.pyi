@@ -8,6 +8,7 @@ import numpy.typing as npt
 __all__ = [
     "BlockSearch",
     "Index",
+    "References",
     "__version__",
     "available_simd_levels",
     "build_info",
@@ -32,6 +33,8 @@ def knn(
     metric: str,
     *,
     exclude_self: bool = False,
+    first_query: int | None = None,
+    self_rows: npt.NDArray[np.int64] | None = None,
     bfloat16: bool = False,
     num_threads: int | None = None,
     progress: Callable[[float], object] | None = None,
@@ -47,6 +50,7 @@ class BlockSearch:
         metric: str,
         *,
         exclude_self: bool = False,
+        first_query: int | None = None,
         bfloat16: bool = False,
         num_threads: int | None = None,
         p: float | None = None,
@@ -91,6 +95,7 @@ class Index:
         k: int | None,
         *,
         exclude_self: bool = False,
+        first_query: int | None = None,
         num_threads: int | None = None,
         progress: Callable[[float], object] | None = None,
     ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]: ...
@@ -100,11 +105,24 @@ class Index:
         r: float,
         *,
         exclude_self: bool = False,
+        first_query: int | None = None,
         return_distances: bool = True,
         sort: bool = True,
         num_threads: int | None = None,
         progress: Callable[[float], object] | None = None,
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[Any] | None]: ...
+    def ranks(
+        self,
+        query: npt.NDArray[Any],
+        *,
+        query_group: npt.NDArray[np.int64],
+        group_offsets: npt.NDArray[np.int64],
+        group_rows: npt.NDArray[np.int64],
+        exclude_self: bool = False,
+        first_query: int | None = None,
+        num_threads: int | None = None,
+        progress: Callable[[float], object] | None = None,
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]: ...
     def save(
         self,
         path: str | os.PathLike[str],
@@ -113,6 +131,58 @@ class Index:
         progress: Callable[[float], object] | None = None,
     ) -> None: ...
 
+@final
+class References:
+    def __new__(
+        cls,
+        reference: npt.NDArray[Any],
+        metric: str,
+        *,
+        bfloat16: bool = False,
+        p: float | None = None,
+    ) -> References: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def packings(self) -> int: ...
+    def knn(
+        self,
+        query: npt.NDArray[Any],
+        k: int,
+        *,
+        exclude_self: bool = False,
+        first_query: int | None = None,
+        self_rows: npt.NDArray[np.int64] | None = None,
+        num_threads: int | None = None,
+        progress: Callable[[float], object] | None = None,
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]: ...
+    def radius(
+        self,
+        query: npt.NDArray[Any],
+        r: float,
+        *,
+        exclude_self: bool = False,
+        first_query: int | None = None,
+        self_rows: npt.NDArray[np.int64] | None = None,
+        from_row: int | None = None,
+        return_distances: bool = True,
+        sort: bool = True,
+        num_threads: int | None = None,
+        progress: Callable[[float], object] | None = None,
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[Any] | None]: ...
+    def ranks(
+        self,
+        query: npt.NDArray[Any],
+        *,
+        query_group: npt.NDArray[np.int64],
+        group_offsets: npt.NDArray[np.int64],
+        group_rows: npt.NDArray[np.int64],
+        exclude_self: bool = False,
+        first_query: int | None = None,
+        num_threads: int | None = None,
+        progress: Callable[[float], object] | None = None,
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]: ...
+
 def radius(
     query: npt.NDArray[Any],
     reference: npt.NDArray[Any] | None,
@@ -120,6 +190,9 @@ def radius(
     metric: str,
     *,
     exclude_self: bool = False,
+    first_query: int | None = None,
+    self_rows: npt.NDArray[np.int64] | None = None,
+    from_row: int | None = None,
     return_distances: bool = True,
     sort: bool = True,
     bfloat16: bool = False,
@@ -136,7 +209,7 @@ def ranks(
     group_offsets: npt.NDArray[np.int64],
     group_rows: npt.NDArray[np.int64],
     exclude_self: bool = False,
-    first_row: int | None = None,
+    first_query: int | None = None,
     bfloat16: bool = False,
     num_threads: int | None = None,
     progress: Callable[[float], object] | None = None,

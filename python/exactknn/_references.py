@@ -1,10 +1,4 @@
-"""References that several blocks of queries are searched in, each query without itself where it is one of them.
-
-The core leaves out reference row ``i`` for query ``i`` of a call, counted from the first query of the call, and packs
-the references anew in each call. What a block of other queries needs beyond that is done here and nowhere else: one
-neighbour more is searched for, and each query is taken out of its own answer. Order and ties are fixed, so that is the
-answer of a search that leaves the query out.
-"""
+"""Queries and the references that blocks of them are searched in: packed once, each query without itself."""
 
 from __future__ import annotations
 
@@ -43,26 +37,31 @@ class References:
         own: Ints | None = None,
         num_threads: int | None = None,
     ) -> None:
-        self._rows = rows
-        self._metric = metric
+        self._query = rows.query
         self._exclude_self = exclude_self
         self._own = own
-        self._options: dict[str, Any] = {"bfloat16": rows.bfloat16, "num_threads": num_threads, "p": p}
+        self._num_threads = num_threads
+        self._native = _core.References(rows.searched, metric, bfloat16=rows.bfloat16, p=p)
+
+    @property
+    def packings(self) -> int:
+        """How often the references were packed: once for each kind of filter that a search has used."""
+        return self._native.packings
+
+    def _without_self(self, start: int, stop: int) -> dict[str, Any]:
+        """Return the arguments that exclude the queries from ``start`` to ``stop`` from their own answers."""
+        if self._own is None:
+            return {"exclude_self": self._exclude_self, "first_query": start if self._exclude_self else 0}
+        return {"exclude_self": self._exclude_self, "self_rows": np.ascontiguousarray(self._own[start:stop], np.int64)}
 
     def knn(self, start: int, stop: int, k: int, progress: Report | None = None) -> tuple[Array, Ints]:
         """Return distances and rows of the ``k`` nearest of the queries from ``start`` to ``stop``, nearest first."""
-        query, reference = self._rows.query[start:stop], self._rows.searched
-        if self._exclude_self and (start > 0 or self._own is not None):
-            found = _core.knn(query, reference, k + 1, self._metric, progress=progress, **self._options)
-            return without_self(*found, np.arange(start, stop) if self._own is None else self._own[start:stop])
-        return _core.knn(
-            query,
-            None if self._rows.reference is None and len(query) == len(reference) else reference,
+        return self._native.knn(
+            self._query[start:stop],
             k,
-            self._metric,
-            exclude_self=self._exclude_self,
+            num_threads=self._num_threads,
             progress=progress,
-            **self._options,
+            **self._without_self(start, stop),
         )
 
     def ranks(
@@ -82,17 +81,15 @@ class References:
             ``(offsets, ranks)``: query ``start + i`` has the ranks ``ranks[offsets[i]:offsets[i + 1]]``, ascending.
         """
         assert self._own is None, "ranks are counted for queries that are rows one behind the other"
-        return _core.ranks(
-            self._rows.query[start:stop],
-            self._rows.searched,
-            self._metric,
+        return self._native.ranks(
+            self._query[start:stop],
             query_group=query_group,
             group_offsets=offsets,
             group_rows=rows,
             exclude_self=self._exclude_self,
-            first_row=start if self._exclude_self else 0,
+            first_query=start if self._exclude_self else 0,
+            num_threads=self._num_threads,
             progress=progress,
-            **self._options,
         )
 
     def pairs(
@@ -118,38 +115,14 @@ class References:
         Returns:
             Query rows, reference rows and distances, an entry a pair; ``None`` for distances that are not wanted.
         """
-        indptr, reference, distances = _core.radius(
-            self._rows.query[start:stop],
-            self._rows.searched[since:],
+        indptr, reference, distances = self._native.radius(
+            self._query[start:stop],
             r,
-            self._metric,
+            from_row=since,
             return_distances=return_distances,
             sort=False,
+            num_threads=self._num_threads,
             progress=progress,
-            **self._options,
+            **self._without_self(start, stop),
         )
-        query = np.repeat(np.arange(start, stop), np.diff(indptr))
-        if since:
-            reference += since
-        if self._exclude_self:
-            others = reference != (query if self._own is None else self._own[query])
-            query, reference = query[others], reference[others]
-            distances = None if distances is None else distances[others]
-        return query, reference, distances
-
-
-def without_self(distances: Array, indices: Ints, own: Ints) -> tuple[Array, Ints]:
-    """Return the neighbours without each query, or without the last where copies of the query come before it.
-
-    Args:
-        distances: ``(n, k + 1)``.
-        indices: ``(n, k + 1)`` reference rows.
-        own: the row that each query is, ``(n,)``.
-
-    Returns:
-        ``(distances, indices)``, both ``(n, k)``, in the same order.
-    """
-    others = indices != own[:, np.newaxis]
-    others[others.all(axis=1), -1] = False
-    shape = (len(indices), indices.shape[1] - 1)
-    return distances[others].reshape(shape), indices[others].reshape(shape)
+        return np.repeat(np.arange(start, stop), np.diff(indptr)), reference, distances

@@ -9,7 +9,7 @@ use std::num::NonZero;
 use exactknn_core::saved::Stored;
 use exactknn_core::{
     Argument, BlockSearch, Element, Error, Index, Level, MatrixRef, Metric, Monitor, Neighbours, Options, PoolHandle,
-    QueryRef, Search, Simd, bf16, f16, oracle,
+    QueryRef, Search, SelfRule, Simd, bf16, f16, oracle,
 };
 use proptest::prelude::*;
 
@@ -29,7 +29,7 @@ fn run<E: Element>(
     let query = MatrixRef::new(&q, query.len(), dim, Argument::Query)?;
     let references = MatrixRef::new(&r, references.len(), dim, Argument::Reference)?;
     let threads = NonZero::new(threads).expect("positive");
-    let options = Options { k, metric, exclude_self, simd, threads };
+    let options = Options { k, metric, exclude: exclude_self.into(), simd, threads };
     let search = Search::new(query, references, options)?;
     let pool = PoolHandle::get(threads)?;
     pool.pool().install(|| search.run(&Monitor::new()))
@@ -49,7 +49,7 @@ fn run_by_blocks<E: Element>(
     let q = query.concat();
     let query = MatrixRef::new(&q, query.len(), dim, Argument::Query)?;
     let threads = NonZero::new(2).expect("positive");
-    let options = Options { k, metric, exclude_self, simd, threads };
+    let options = Options { k, metric, exclude: exclude_self.into(), simd, threads };
     let mut search = BlockSearch::new(query, options)?;
     let mut moved = false;
     while search.rows() < references.len() {
@@ -93,7 +93,7 @@ fn run_by_index<E: Element + Stored>(
         start = end;
     }
     assert_eq!(index.rows(), references.len());
-    let options = Options { k, metric, exclude_self, simd, threads };
+    let options = Options { k, metric, exclude: exclude_self.into(), simd, threads };
     index.snapshot().search(query, options, &Monitor::new())
 }
 
@@ -280,7 +280,7 @@ fn self_search_by_tiles() {
             let options = |threads| Options {
                 k,
                 metric,
-                exclude_self: true,
+                exclude: SelfRule::From(0),
                 simd,
                 threads: NonZero::new(threads).expect("positive"),
             };
@@ -336,7 +336,7 @@ fn a_cancelled_search_stops() {
     let simd = Simd::new(Level::Scalar).expect("always there");
     let threads = NonZero::<usize>::MIN;
     for k in [5, 3999] {
-        let options = Options { k, metric: Metric::Cosine, exclude_self: true, simd, threads };
+        let options = Options { k, metric: Metric::Cosine, exclude: SelfRule::From(0), simd, threads };
         let monitor = Monitor::new();
         monitor.cancel();
         let search = Search::new(matrix, matrix, options).expect("good");
@@ -406,7 +406,7 @@ fn a_bad_block_is_named_by_its_row_in_the_whole() {
     let simd = levels()[0];
     let threads = NonZero::new(1).expect("positive");
     for k in [0, 1, 4] {
-        let options = Options { k, metric: Metric::SqEuclidean, exclude_self: false, simd, threads };
+        let options = Options { k, metric: Metric::SqEuclidean, exclude: SelfRule::None, simd, threads };
         let query = MatrixRef::new(&[0.0f32, 1.0], 2, 1, Argument::Query).expect("good");
         let block = |rows: &'static [f32]| MatrixRef::new(rows, rows.len(), 1, Argument::Reference).expect("good");
         let mut search = BlockSearch::new(query, options).expect("good");
@@ -429,7 +429,7 @@ fn a_bad_block_is_named_by_its_row_in_the_whole() {
 fn a_bad_state_is_refused() {
     let simd = levels()[0];
     let threads = NonZero::new(1).expect("positive");
-    let options = Options { k: 2, metric: Metric::SqEuclidean, exclude_self: true, simd, threads };
+    let options = Options { k: 2, metric: Metric::SqEuclidean, exclude: SelfRule::From(0), simd, threads };
     let query = MatrixRef::new(&[0.0f32], 1, 1, Argument::Query).expect("good");
     let mut search = BlockSearch::new(query, options).expect("good");
     for (ranks, rows, so_far) in [

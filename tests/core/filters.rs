@@ -31,7 +31,8 @@ impl<E: Element> Case<'_, E> {
         let references = MatrixRef::new(&references, self.references.len(), dim, Argument::Reference)?;
         let threads = NonZero::new(threads).expect("positive");
         let Self { k, metric, exclude_self, .. } = *self;
-        let search = Search::new(query, references, Options { k, metric, exclude_self, simd, threads })?;
+        let search =
+            Search::new(query, references, Options { k, metric, exclude: exclude_self.into(), simd, threads })?;
         let monitor = Monitor::new();
         let found = PoolHandle::get(threads)?.pool().install(|| search.run(&monitor))?;
         Ok((found, monitor.report().filter))

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use exactknn_core::saved::{Saved, Stored};
 use exactknn_core::{
     Argument, Element, Error, Index, MatrixRef, Metric, Monitor, Options, PoolHandle, QueryRef, RadiusOptions,
-    RowOrder, Simd, bf16, f16, oracle,
+    RowOrder, SelfRule, Simd, bf16, f16, oracle,
 };
 use proptest::prelude::*;
 
@@ -78,7 +78,7 @@ impl<E: Element + Stored> Pair<E> {
         let radius = truth.values.last().map_or(0.5, |&value| value.into());
         let snapshot = self.index.snapshot();
         for query in queries {
-            let options = Options { k, metric, exclude_self, simd, threads: THREADS };
+            let options = Options { k, metric, exclude: exclude_self.into(), simd, threads: THREADS };
             let found = snapshot.search(query, options, &Monitor::new()).expect("a good search");
             assert_eq!(format!("{found:?}"), format!("{truth:?}"), "{:?} {metric:?} k {k}", simd.level());
             if !radius.is_finite() {
@@ -86,7 +86,16 @@ impl<E: Element + Stored> Pair<E> {
             }
             for order in [RowOrder::Value, RowOrder::Row] {
                 for values in [true, false] {
-                    let options = RadiusOptions { radius, metric, exclude_self, values, order, simd, threads: THREADS };
+                    let options = RadiusOptions {
+                        radius,
+                        metric,
+                        exclude: exclude_self.into(),
+                        from_row: 0,
+                        values,
+                        order,
+                        simd,
+                        threads: THREADS,
+                    };
                     let found = snapshot.radius(query, options, &Monitor::new()).expect("a good search");
                     let mut wanted = oracle::radius(
                         metric,
@@ -189,7 +198,7 @@ fn a_flipped_byte_gives_no_wrong_answer() {
         let query: Vec<Vec<f32>> = all.iter().step_by(300).cloned().collect();
         let numbers = query.concat();
         let query = QueryRef::Same(MatrixRef::new(&numbers, query.len(), 24, Argument::Query).expect("a good matrix"));
-        let options = Options { k: 5, metric: Metric::SqEuclidean, exclude_self: false, simd, threads: THREADS };
+        let options = Options { k: 5, metric: Metric::SqEuclidean, exclude: SelfRule::None, simd, threads: THREADS };
         let answer = |bytes: &[u8]| {
             fs::write(&file.0, bytes).expect("our file");
             let index = Index::<f32>::load(&Saved::open(&file.0)?)?;
@@ -268,7 +277,7 @@ fn searches_and_changes_do_not_meet() {
     pair.add(&all[..600], simd);
     let before = pair.index.snapshot();
     let query = MatrixRef::new(&all[0], 1, 8, Argument::Query).expect("a good matrix");
-    let options = Options { k: 3, metric: Metric::SqEuclidean, exclude_self: false, simd, threads: THREADS };
+    let options = Options { k: 3, metric: Metric::SqEuclidean, exclude: SelfRule::None, simd, threads: THREADS };
     let old = before.search(query.into(), options, &Monitor::new()).expect("a good search");
     std::thread::scope(|scope| {
         let searching = scope.spawn(|| {
@@ -309,7 +318,7 @@ fn errors_say_what_is_wrong() {
     assert_eq!(pair.index.copy(1, Some(2)).expect("a row"), [3.0, 4.0]);
     assert_eq!(pair.index.copy(1, None).expect("the last row"), [3.0, 4.0]);
     let query = MatrixRef::new(&[1.0f32, 2.0], 1, 2, Argument::Query).expect("a good matrix");
-    let options = Options { k: 3, metric: Metric::Euclidean, exclude_self: false, simd, threads: THREADS };
+    let options = Options { k: 3, metric: Metric::Euclidean, exclude: SelfRule::None, simd, threads: THREADS };
     let refused = pair.index.snapshot().search(query.into(), options, &Monitor::new());
     assert_eq!(refused, Err(Error::KTooLarge { k: 3, references: 2 }));
     pair.index.reset();

@@ -5,6 +5,7 @@ mod contract;
 mod filters;
 mod index;
 mod pairwise;
+mod questions;
 mod radius;
 mod ranks;
 mod saved;

@@ -7,7 +7,7 @@ use std::num::NonZero;
 
 use exactknn_core::{
     Argument, Element, Error, Level, MatrixRef, Metric, Monitor, Output, PoolHandle, RadiusOptions, RadiusSearch,
-    RowOrder, Simd, Within, bf16, f16, oracle,
+    RowOrder, SelfRule, Simd, Within, bf16, f16, oracle,
 };
 use proptest::prelude::*;
 
@@ -38,7 +38,7 @@ fn run<E: Element>(
     let search = RadiusSearch::new(
         query,
         references,
-        RadiusOptions { radius, metric, exclude_self, values, order, simd, threads },
+        RadiusOptions { radius, metric, exclude: exclude_self.into(), from_row: 0, values, order, simd, threads },
     )?;
     PoolHandle::get(threads)?.pool().install(|| search.run(&Monitor::new()))
 }
@@ -305,7 +305,16 @@ fn check_among_themselves<E: Element>(data: &[Vec<E>], metric: Metric, r: f64) {
         for (exclude_self, values, threads) in [(true, false, 3), (false, true, 2)] {
             let threads = NonZero::new(threads).expect("positive");
             let order = RowOrder::Row;
-            let options = RadiusOptions { radius: r, metric, exclude_self, values, order, simd, threads };
+            let options = RadiusOptions {
+                radius: r,
+                metric,
+                exclude: exclude_self.into(),
+                from_row: 0,
+                values,
+                order,
+                simd,
+                threads,
+            };
             let run = |reference| {
                 let (search, monitor) = (RadiusSearch::new(one, reference, options).expect("good"), Monitor::new());
                 let found = PoolHandle::get(threads).expect("threads").pool().install(|| search.run(&monitor));
@@ -375,7 +384,8 @@ fn a_cancelled_search_stops_and_a_finished_one_says_so() {
     let options = RadiusOptions {
         radius: 0.5,
         metric: Metric::Cosine,
-        exclude_self: true,
+        exclude: SelfRule::From(0),
+        from_row: 0,
         values: false,
         order: RowOrder::Row,
         simd,

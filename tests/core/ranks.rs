@@ -7,7 +7,7 @@ use std::num::NonZero;
 
 use exactknn_core::{
     Argument, Element, Error, Groups, Level, MatrixRef, Metric, Monitor, PoolHandle, RankOptions, RankSearch, Ranks,
-    Simd, bf16, f16, oracle,
+    SelfRule, Simd, bf16, f16, oracle,
 };
 use proptest::prelude::*;
 
@@ -52,13 +52,7 @@ fn run<E: Element>(
     let query = MatrixRef::new(&q, query.len(), dim, Argument::Query)?;
     let references = MatrixRef::new(&r, references.len(), dim, Argument::Reference)?;
     let threads = NonZero::new(threads).expect("positive");
-    let options = RankOptions {
-        metric,
-        exclude_self: first_row.is_some(),
-        first_row: first_row.unwrap_or(7), // read only with `exclude_self`
-        simd,
-        threads,
-    };
+    let options = RankOptions { metric, exclude: first_row.map_or(SelfRule::None, SelfRule::From), simd, threads };
     let search = RankSearch::new(query, references, lists.groups(), options)?;
     PoolHandle::get(threads)?.pool().install(|| search.run(&Monitor::new()))
 }
@@ -295,7 +289,7 @@ fn what_cannot_be_answered_is_refused() {
     let data = convert(&rows(Rows::Normal, 400, 3, &mut Random(3)), |x| x as f32);
     let good = Lists::new(&[0; 400], &[vec![1, 2]]);
     for first_row in [1, 400, usize::MAX] {
-        let outside = Error::QueriesOutsideReference { first_row, queries: 400, references: 400 };
+        let outside = Error::QueriesOutsideReference { first_query: first_row, queries: 400, references: 400 };
         assert_eq!(refusal(&data, &data, &good, Some(first_row)), outside);
     }
     for value in [f32::NAN, f32::INFINITY] {
@@ -363,7 +357,7 @@ fn a_cancelled_search_stops_and_a_finished_one_says_so() {
     let matrix = MatrixRef::new(&data, 4000, 8, Argument::Query).expect("good");
     let simd = Simd::new(Level::Scalar).expect("always there");
     let threads = NonZero::<usize>::MIN;
-    let options = RankOptions { metric: Metric::Cosine, exclude_self: true, first_row: 0, simd, threads };
+    let options = RankOptions { metric: Metric::Cosine, exclude: SelfRule::From(0), simd, threads };
     for targets in [3, 300] {
         let lists = Lists::new(&[0; 4000], &[(0..targets).collect()]);
         let search = RankSearch::new(matrix, matrix, lists.groups(), options).expect("good");

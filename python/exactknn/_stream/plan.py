@@ -104,8 +104,8 @@ def plan_blocks(
     result_bytes = np.dtype(np.int64).itemsize + value_dtype(dtype_name).itemsize
     candidate_bytes = _CANDIDATE_BYTES * (2 if keeps_state else 1)
     query_bytes = (row if queries.buffers(dtype_name) else 0) + candidate_bytes * k
-    # The result of a part of the queries is copied to that of all; one more candidate may be the query itself.
-    part_bytes = query_bytes + candidate_bytes + result_bytes * (k + 1)
+    # The result of a part of the queries is copied to that of all.
+    part_bytes = query_bytes + result_bytes * k
 
     least = max(1, min(most, LEAST_ROWS, LEAST_BYTES // row))
     fixed = FIXED_BYTES + held + n * k * result_bytes + least * reference_bytes

@@ -27,7 +27,6 @@ from exactknn import _core
 from exactknn._arrays.dtypes import Matrix, converted
 from exactknn._arrays.matrix import as_view, is_blocks
 from exactknn._progress import Report, part_of
-from exactknn._references import without_self
 from exactknn._stream.plan import (
     Plan,
     Search,
@@ -76,8 +75,6 @@ class ResumableSearch:
         self._search = search
         self._plan = plan
         self._in_parts = plan.queries < queries.rows
-        # Query i of a block is not row i of the references, but of k + 1 neighbours one at most is the query itself.
-        self.block_k = search.k + 1 if self._in_parts and search.exclude_self else search.k
         shape = (queries.rows if self._in_parts else 0, search.k)
         self._distances = np.empty(shape, value_dtype(self.dtype_name))
         self._indices = np.empty(shape, np.int64)
@@ -89,7 +86,7 @@ class ResumableSearch:
         first, block = self._at
         done = self._distances[:first], self._indices[:first]
         if block is None or block.rows == 0:
-            return State(first, 0, np.empty((0, self.block_k)), np.empty((0, self.block_k), np.int64), *done)
+            return State(first, 0, np.empty((0, self._search.k)), np.empty((0, self._search.k), np.int64), *done)
         return State(first, block.rows, *block.state(), *done)
 
     def restore(self, state: State) -> None:
@@ -118,8 +115,8 @@ class ResumableSearch:
         queries = min(part, n - first_query) if rows else 0
         floats, integers = np.dtype(np.float64), np.dtype(np.int64)
         return {
-            "ranks": (floats, (queries, self.block_k)),
-            "candidates": (integers, (queries, self.block_k)),
+            "ranks": (floats, (queries, self._search.k)),
+            "candidates": (integers, (queries, self._search.k)),
             "distances": (self._distances.dtype, (first_query, self._search.k)),
             "indices": (integers, (first_query, self._search.k)),
         }
@@ -178,8 +175,6 @@ class ResumableSearch:
                         after_block()
         found: tuple[Array, Array] = block.result()
         if self._in_parts:
-            if self._search.exclude_self:
-                found = without_self(*found, np.arange(first, stop))
             self._distances[first:stop], self._indices[first:stop] = found
             self._at = (stop, None)
         return found
@@ -188,9 +183,10 @@ class ResumableSearch:
         stop = min(first + self._plan.queries, self._queries.rows)
         return _core.BlockSearch(
             self._queries.take(first, stop, self.dtype_name),
-            self.block_k,
+            self._search.k,
             self._search.metric,
-            exclude_self=self._search.exclude_self and not self._in_parts,
+            exclude_self=self._search.exclude_self,
+            first_query=first,
             bfloat16=self.dtype_name == "bfloat16",
             num_threads=self._search.num_threads,
             p=self._search.p,

@@ -98,12 +98,12 @@ pub enum Error {
     },
     /// With self excluded the queries must be rows of the reference.
     #[error(
-        "the reference must hold the queries from row {first_row} on when self is excluded: \
-         wanted at least {queries} rows from there, got {references} references in all"
+        "the reference must hold the queries, row {first_query} first, when self is excluded: \
+         wanted at least {first_query} + {queries} references, got {references}"
     )]
     QueriesOutsideReference {
         /// The reference row of the first query.
-        first_row: usize,
+        first_query: usize,
         /// Rows of the query.
         queries: usize,
         /// Rows of the reference.

@@ -45,10 +45,23 @@ impl Wide for f64 {
     }
 }
 
+/// The precision in which results are returned and ranked, chosen at run time; see [`Output`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Precision {
+    /// `f32`.
+    Single,
+    /// `f64`.
+    Double,
+}
+
 /// The precision in which results are returned and ranked: `f32` or `f64`.
 pub trait Output: Copy + Default + PartialEq + Send + Sync + std::fmt::Debug + 'static + sealed::Sealed {
+    /// This type, for code that is not generic over it.
+    const PRECISION: Precision;
     /// Half the distance from 1 to the next number: the relative error of rounding to this type.
     const UNIT_ROUNDOFF: f64;
+    /// A buffer of results, for code that is not generic over their type.
+    fn erase(values: &mut [Self]) -> Values<'_>;
     /// Round to this type.
     fn round(value: f64) -> Self;
     /// The number that ranks `value`: `value` rounded to this type, unless rounding overflows or underflows.
@@ -63,8 +76,82 @@ pub trait Output: Copy + Default + PartialEq + Send + Sync + std::fmt::Debug + '
     fn edges_of_rank(rank: f64) -> (f64, f64);
 }
 
+/// Where results go, one a place.
+#[derive(Debug)]
+pub enum Values<'a> {
+    /// Rounded to `f32`.
+    Single(&'a mut [f32]),
+    /// As they are.
+    Double(&'a mut [f64]),
+}
+
+impl Values<'_> {
+    /// The first `middle` places and the rest.
+    pub(crate) fn split_at(self, middle: usize) -> (Self, Self) {
+        match self {
+            Self::Single(values) => {
+                let (head, tail) = values.split_at_mut(middle);
+                (Self::Single(head), Self::Single(tail))
+            }
+            Self::Double(values) => {
+                let (head, tail) = values.split_at_mut(middle);
+                (Self::Double(head), Self::Double(tail))
+            }
+        }
+    }
+
+    /// Round `value` into one place.
+    #[inline(always)]
+    pub(crate) fn set(&mut self, place: usize, value: f64) {
+        match self {
+            Self::Single(values) => values[place] = Output::round(value),
+            Self::Double(values) => values[place] = value,
+        }
+    }
+}
+
+impl Precision {
+    /// [`Output::UNIT_ROUNDOFF`].
+    pub(crate) fn unit_roundoff(self) -> f64 {
+        match self {
+            Self::Single => f32::UNIT_ROUNDOFF,
+            Self::Double => f64::UNIT_ROUNDOFF,
+        }
+    }
+
+    /// [`Output::ranked`].
+    #[inline(always)]
+    pub(crate) fn ranked(self, value: f64) -> f64 {
+        match self {
+            Self::Single => f32::ranked(value),
+            Self::Double => value,
+        }
+    }
+
+    /// [`Output::largest_within`].
+    pub(crate) fn largest_within(self, bound: f64) -> f64 {
+        match self {
+            Self::Single => f32::largest_within(bound),
+            Self::Double => f64::largest_within(bound),
+        }
+    }
+
+    /// [`Output::edges_of_rank`].
+    pub(crate) fn edges_of_rank(self, rank: f64) -> (f64, f64) {
+        match self {
+            Self::Single => f32::edges_of_rank(rank),
+            Self::Double => f64::edges_of_rank(rank),
+        }
+    }
+}
+
 impl Output for f32 {
+    const PRECISION: Precision = Precision::Single;
     const UNIT_ROUNDOFF: f64 = 1.0 / (1u64 << 24) as f64;
+
+    fn erase(values: &mut [Self]) -> Values<'_> {
+        Values::Single(values)
+    }
 
     #[inline(always)]
     fn round(value: f64) -> Self {
@@ -101,7 +188,12 @@ impl Output for f32 {
 }
 
 impl Output for f64 {
+    const PRECISION: Precision = Precision::Double;
     const UNIT_ROUNDOFF: f64 = 1.0 / (1u64 << 53) as f64;
+
+    fn erase(values: &mut [Self]) -> Values<'_> {
+        Values::Double(values)
+    }
 
     #[inline(always)]
     fn round(value: f64) -> Self {
@@ -122,17 +214,36 @@ impl Output for f64 {
     }
 }
 
+/// One row in a type that arithmetic loads directly.
+#[derive(Debug, Clone, Copy)]
+pub enum WideRow<'a> {
+    /// Numbers of up to 32 bits.
+    F32(&'a [f32]),
+    /// Numbers of 64 bits.
+    F64(&'a [f64]),
+}
+
 /// What a matrix may hold.
 pub trait Element: Copy + Send + Sync + 'static + sealed::Sealed {
     /// The type that a row is widened to before arithmetic; exact.
-    type Wide: Wide;
+    type Wide: Wide + Element;
     /// The type of the results.
     type Output: Output;
     /// Whether squares of such numbers can leave the range of `f64`.
     const DOUBLE: bool;
+    /// [`Output::PRECISION`] of the results.
+    const PRECISION: Precision = <Self::Output as Output>::PRECISION;
 
-    /// The row as numbers that rescoring can load: itself, or a copy in `scratch`.
-    fn widen<'a>(row: &'a [Self], scratch: &'a mut Vec<Self::Wide>) -> &'a [Self::Wide];
+    /// The row as numbers that arithmetic can load: itself, or a copy in `scratch`.
+    fn widen<'a>(row: &'a [Self], scratch: &'a mut Vec<f32>) -> &'a [Self::Wide];
+
+    /// The numbers themselves, if they are `f32`.
+    fn as_f32(_: &[Self]) -> Option<&[f32]> {
+        None
+    }
+
+    /// A widened row, for code that is not generic over its type.
+    fn wide_row(row: &[Self::Wide]) -> WideRow<'_>;
 
     /// Exact conversion of one number.
     fn to_f64(self) -> f64;
@@ -148,6 +259,14 @@ impl Element for f32 {
         row
     }
 
+    fn as_f32(numbers: &[Self]) -> Option<&[f32]> {
+        Some(numbers)
+    }
+
+    fn wide_row(row: &[f32]) -> WideRow<'_> {
+        WideRow::F32(row)
+    }
+
     #[inline(always)]
     fn to_f64(self) -> f64 {
         f64::from(self)
@@ -160,8 +279,12 @@ impl Element for f64 {
     const DOUBLE: bool = true;
 
     #[inline(always)]
-    fn widen<'a>(row: &'a [Self], _: &'a mut Vec<f64>) -> &'a [f64] {
+    fn widen<'a>(row: &'a [Self], _: &'a mut Vec<f32>) -> &'a [f64] {
         row
+    }
+
+    fn wide_row(row: &[f64]) -> WideRow<'_> {
+        WideRow::F64(row)
     }
 
     #[inline(always)]
@@ -182,6 +305,10 @@ macro_rules! half_element {
                 scratch.resize(row.len(), 0.0);
                 row.convert_to_f32_slice(scratch);
                 scratch
+            }
+
+            fn wide_row(row: &[f32]) -> WideRow<'_> {
+                WideRow::F32(row)
             }
 
             #[inline]
@@ -255,21 +382,11 @@ impl<'a, E> MatrixRef<'a, E> {
     }
 }
 
-impl<E: Element> MatrixRef<'_, E> {
-    /// The first NaN or infinity of the rows from `start` on, as an error that names it.
-    pub(crate) fn first_non_finite(&self, argument: Argument, start: usize) -> Option<Error> {
-        first_non_finite(*self, argument, start, E::to_f64)
-    }
-}
-
-fn first_non_finite<T: Copy>(
-    rows: MatrixRef<'_, T>,
-    argument: Argument,
-    start: usize,
-    to_f64: impl Fn(T) -> f64,
-) -> Option<Error> {
+/// The first NaN or infinity at or after row `start`, as an error that names it.
+pub(crate) fn first_non_finite<E: Element>(rows: MatrixRef<'_, E>, argument: Argument, start: usize) -> Option<Error> {
     (start..rows.rows).find_map(|row| {
-        let (column, value) = rows.row(row).iter().map(|&x| to_f64(x)).enumerate().find(|(_, x)| !x.is_finite())?;
+        let numbers = rows.row(row).iter().map(|x| x.to_f64());
+        let (column, value) = numbers.enumerate().find(|(_, x)| !x.is_finite())?;
         Some(Error::NonFinite { argument, row, column, value })
     })
 }
@@ -297,34 +414,6 @@ impl<'a, E: Element> QueryRef<'a, E> {
         match self {
             Self::Same(rows) => rows.dim(),
             Self::Wide(rows) => rows.dim(),
-        }
-    }
-
-    /// One row as numbers that arithmetic can load.
-    #[inline(always)]
-    pub(crate) fn widen<'s>(&self, row: usize, scratch: &'s mut Vec<E::Wide>) -> &'s [E::Wide]
-    where
-        'a: 's,
-    {
-        match self {
-            Self::Same(rows) => E::widen(rows.row(row), scratch),
-            Self::Wide(rows) => rows.row(row),
-        }
-    }
-
-    /// Whether these rows and `others` begin at the same place in memory.
-    pub(crate) fn begins_with(&self, others: MatrixRef<'_, E>) -> bool {
-        match self {
-            Self::Same(rows) => std::ptr::eq(rows.row(0), others.row(0)),
-            Self::Wide(_) => false,
-        }
-    }
-
-    /// The first NaN or infinity of the rows from `start` on, as an error that names it.
-    pub(crate) fn first_non_finite(&self, start: usize) -> Option<Error> {
-        match self {
-            Self::Same(rows) => rows.first_non_finite(Argument::Query, start),
-            Self::Wide(rows) => first_non_finite(*rows, Argument::Query, start, E::Wide::to_f64),
         }
     }
 }

@@ -129,10 +129,10 @@ impl WithKernel for Tile {
         let rows = panels * K::NR;
         let data: Vec<f32> = (0..rows * dim).map(|i| ((i * 7919) % 1009) as f32 / 504.0 - 1.0).collect();
         let reference = MatrixRef::new(&data, rows, dim, Argument::Reference)?;
-        let frame = Frame::choose(simd, Metric::SqEuclidean, reference);
-        let packed = PackedReference::<K>::pack(simd, &frame, reference, 1, &Monitor::new())?;
+        let frame = Frame::choose(simd, Metric::SqEuclidean, &reference);
+        let packed = PackedReference::<K>::pack(simd, &frame, &reference, 1, &Monitor::new())?;
         let queries: Vec<u32> = (0..K::MR as u32).collect();
-        let query = PackedQuery::<K>::pack(simd, &frame, reference.into(), &queries)?;
+        let query = PackedQuery::<K>::pack(simd, &frame, &reference, &queries)?;
         let mut thresholds = Thresholds::closed();
         for m in 0..K::MR {
             thresholds.open(m, f32::MAX, query.terms[m]);

@@ -6,8 +6,8 @@
 use crate::matrix::{Element, Output};
 use crate::metric::Metric;
 use crate::metric::Power;
-use crate::search::Neighbours;
-use crate::search::radius::Within;
+use crate::search::compressed_rows::Within;
+use crate::search::knn::Neighbours;
 use crate::search::ranks::Ranks;
 
 fn sum(terms: impl Iterator<Item = f64>) -> f64 {

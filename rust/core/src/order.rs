@@ -4,7 +4,7 @@
 
 use std::cmp::Ordering;
 
-use crate::matrix::Output;
+use crate::matrix::{Output, Precision};
 use crate::metric::Metric;
 
 /// One row as it stands in a ranking. Smaller is nearer.
@@ -15,33 +15,64 @@ pub(crate) struct Neighbour {
     row: u32,
 }
 
-impl Neighbour {
+/// How the values of one search are ranked.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Ranking {
+    precision: Precision,
+    largest_first: bool,
+}
+
+impl Ranking {
+    /// The ranking of a metric's values in the precision of the results.
+    pub(crate) fn new(metric: Metric, precision: Precision) -> Self {
+        Self { precision, largest_first: metric.largest_first() }
+    }
+
+    /// Half the distance from 1 to the next number of the results' type.
+    pub(crate) fn unit_roundoff(self) -> f64 {
+        self.precision.unit_roundoff()
+    }
+
     /// Place `row` by its float64 `value`.
     #[inline(always)]
-    pub(crate) fn new<O: Output>(metric: Metric, value: f64, row: u32) -> Self {
+    pub(crate) fn neighbour(self, value: f64, row: u32) -> Neighbour {
         debug_assert!(!value.is_nan(), "finite rows have no NaN distance");
-        let ranked = O::ranked(value);
+        let ranked = self.precision.ranked(value);
         // 0 - x rather than -x, and + 0: a zero is always +0, whose order and bytes are unique.
-        let rank = if metric.largest_first() { 0.0 - ranked } else { ranked + 0.0 };
-        Self { rank, row }
+        let rank = if self.largest_first { 0.0 - ranked } else { ranked + 0.0 };
+        Neighbour { rank, row }
+    }
+
+    /// The number that ranked the row, still in float64.
+    #[inline(always)]
+    pub(crate) fn value(self, neighbour: Neighbour) -> f64 {
+        if self.largest_first { 0.0 - neighbour.rank } else { neighbour.rank }
+    }
+
+    /// The last float64 values whose rows rank before this one by value alone, and not behind it by value alone.
+    pub(crate) fn edges(self, neighbour: Neighbour) -> (f64, f64) {
+        let (before, at) = self.precision.edges_of_rank(neighbour.rank);
+        if self.largest_first { (-before, -at) } else { (before, at) }
+    }
+}
+
+impl Neighbour {
+    /// Place `row` by its float64 `value`, as results of type `O`.
+    #[inline(always)]
+    pub(crate) fn new<O: Output>(metric: Metric, value: f64, row: u32) -> Self {
+        Ranking::new(metric, O::PRECISION).neighbour(value, row)
+    }
+
+    /// The number that ranked the row, still in float64.
+    #[cfg(test)]
+    pub(crate) fn ranked_value(self, metric: Metric) -> f64 {
+        if metric.largest_first() { 0.0 - self.rank } else { self.rank }
     }
 
     /// The value to return.
     #[inline(always)]
     pub(crate) fn value<O: Output>(self, metric: Metric) -> O {
-        O::round(self.ranked_value(metric))
-    }
-
-    /// The number that ranked the row, still in float64.
-    #[inline(always)]
-    pub(crate) fn ranked_value(self, metric: Metric) -> f64 {
-        if metric.largest_first() { 0.0 - self.rank } else { self.rank }
-    }
-
-    /// The last float64 values whose rows rank before this one by value alone, and not behind it by value alone.
-    pub(crate) fn edges<O: Output>(self, metric: Metric) -> (f64, f64) {
-        let (before, at) = O::edges_of_rank(self.rank);
-        if metric.largest_first() { (-before, -at) } else { (before, at) }
+        O::round(Ranking::new(metric, O::PRECISION).value(self))
     }
 
     #[inline(always)]
@@ -49,7 +80,7 @@ impl Neighbour {
         self.row
     }
 
-    /// A place that no row has taken: behind all rows.
+    /// An empty place: it ranks behind all rows.
     pub(crate) const EMPTY: Self = Self { rank: f64::INFINITY, row: u32::MAX };
 
     /// The same value in row `first + row`: the row of a part of the references as one of the whole.
@@ -58,8 +89,9 @@ impl Neighbour {
         Self { row: self.row + first as u32, ..self }
     }
 
-    /// What rows of later references must come before to rank before this one: among equal values it stays the first.
-    pub(crate) fn bar(self) -> Option<Self> {
+    /// The threshold that rows of later references must stay below to rank before this one: among equal values this one
+    /// stays the first. `None` for an empty place.
+    pub(crate) fn threshold(self) -> Option<Self> {
         (self != Self::EMPTY).then_some(Self { row: 0, ..self })
     }
 

@@ -5,19 +5,18 @@
 use std::path::PathBuf;
 
 use exactknn_core::saved::{self, Saved};
-use exactknn_core::{
-    Argument, Element, Error, Index, Metric, Monitor, Neighbours, Options, QueryRef, RadiusOptions, RowOrder, Within,
-    active_level, bf16, f16,
-};
-use numpy::{IntoPyArray, PyArray1, PyArrayMethods, PyReadonlyArray1, PyUntypedArray};
+use exactknn_core::{Argument, Element, Error, Index, Metric, Monitor, QueryRef, SelfRule, active_level, bf16, f16};
+use numpy::{PyArray1, PyArrayMethods, PyReadonlyArray1, PyUntypedArray};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 
+use crate::args::{self, count, self_rule, threads};
 use crate::array::{Kind, Stored, borrow, kind, matrix};
 use crate::error::IntoPy;
 use crate::interrupt;
+use crate::knn::Pair;
 use crate::radius::Answer;
-use crate::search::{Pair, count, positive_threads, threads_or_default};
+use crate::{Threads, knn, radius, ranks};
 
 /// Rows to add whose numbers are fewer are added on the calling thread.
 const INLINE_NUMBERS: usize = 1 << 16;
@@ -91,7 +90,7 @@ fn add<E: Stored + saved::Stored>(
     num_threads: Option<&Bound<'_, PyAny>>,
     progress: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<()> {
-    let threads = threads_or_default(num_threads.map(positive_threads).transpose()?)?;
+    let threads = threads(num_threads)?;
     let simd = active_level().into_py()?;
     let rows = borrow::<E>(rows, Argument::Reference)?;
     let rows = matrix::<E>(&rows, Argument::Reference)?;
@@ -103,19 +102,20 @@ fn add<E: Stored + saved::Stored>(
     py.detach(|| index.append(addition, simd)).into_py()
 }
 
-/// The arguments of a search by count.
-struct Wanted {
-    /// `None`: all rows that there are.
-    k: Option<usize>,
-    exclude_self: bool,
+/// A query in the type that rows are widened to.
+macro_rules! wide_query {
+    ($query:ident, $element:ident) => {
+        let $query = borrow::<<$element as Element>::Wide>($query, Argument::Query)?;
+        let $query = matrix::<<$element as Element>::Wide>(&$query, Argument::Query)?;
+    };
 }
 
-fn search<E, W>(
-    py: Python<'_>,
+fn knn<E, W>(
     index: &Index<E>,
     query: &Bound<'_, PyUntypedArray>,
-    wanted: &Wanted,
-    num_threads: Option<&Bound<'_, PyAny>>,
+    k: Option<usize>,
+    exclude: SelfRule<'static>,
+    threads: Threads,
     progress: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<Pair>
 where
@@ -123,45 +123,21 @@ where
     E::Output: numpy::Element,
     W: Stored,
 {
-    let threads = threads_or_default(num_threads.map(positive_threads).transpose()?)?;
-    let query = borrow::<W>(query, Argument::Query)?;
-    let query = matrix::<W>(&query, Argument::Query)?;
+    let py = query.py();
+    wide_query!(query, E);
     let snapshot = py.detach(|| index.snapshot());
-    let k = wanted.k.unwrap_or_else(|| snapshot.rows().saturating_sub(usize::from(wanted.exclude_self)));
-    let options = Options {
-        k,
-        metric: index.metric(),
-        exclude_self: wanted.exclude_self,
-        simd: active_level().into_py()?,
-        threads,
-    };
-    let Neighbours { values, rows } = interrupt::run(
-        py,
-        threads,
-        || snapshot.is_small(query.rows(), &options),
-        progress,
-        |monitor| snapshot.search(QueryRef::Wide(query), options, monitor),
-    )?;
-    let shape = [query.rows(), k];
-    let values = values.into_pyarray(py).reshape(shape)?;
-    let rows = rows.into_pyarray(py).reshape(shape)?;
-    Ok((values.into_any().unbind(), rows.into_any().unbind()))
-}
-
-/// The arguments of a search by radius.
-struct Bounds {
-    radius: f64,
-    exclude_self: bool,
-    distances: bool,
-    sort: bool,
+    let k = k.unwrap_or_else(|| snapshot.rows().saturating_sub(usize::from(exclude != SelfRule::None)));
+    let options = knn::Call { k, exclude, threads }.options(index.metric())?;
+    let is_small = || snapshot.execution(query.rows(), k, options.simd, threads).is_inline();
+    let work = |monitor: &Monitor| snapshot.search(QueryRef::Wide(query), options, monitor);
+    let found = interrupt::search(py, threads, is_small, progress, work)?;
+    knn::pair(py, found, query.rows(), k)
 }
 
 fn radius<E, W>(
-    py: Python<'_>,
     index: &Index<E>,
     query: &Bound<'_, PyUntypedArray>,
-    bounds: &Bounds,
-    num_threads: Option<&Bound<'_, PyAny>>,
+    call: radius::Call<'_>,
     progress: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<Answer>
 where
@@ -169,34 +145,34 @@ where
     E::Output: numpy::Element,
     W: Stored,
 {
-    let threads = threads_or_default(num_threads.map(positive_threads).transpose()?)?;
-    let query = borrow::<W>(query, Argument::Query)?;
-    let query = matrix::<W>(&query, Argument::Query)?;
-    let simd = active_level().into_py()?;
-    let options = RadiusOptions {
-        radius: bounds.radius,
-        metric: index.metric(),
-        exclude_self: bounds.exclude_self,
-        values: bounds.distances,
-        order: if bounds.sort { RowOrder::Value } else { RowOrder::Row },
-        simd,
-        threads,
-    };
+    let py = query.py();
+    wide_query!(query, E);
+    let options = call.options(index.metric())?;
     let snapshot = py.detach(|| index.snapshot());
-    // As long as a search for one neighbour.
-    let similar = Options { k: 1, metric: index.metric(), exclude_self: false, simd, threads };
-    let Within { starts, rows, values } = interrupt::run(
-        py,
-        threads,
-        || snapshot.is_small(query.rows(), &similar),
-        progress,
-        |monitor| snapshot.radius(QueryRef::Wide(query), options, monitor),
-    )?;
-    Ok((
-        starts.into_pyarray(py).into_any().unbind(),
-        rows.into_pyarray(py).into_any().unbind(),
-        bounds.distances.then(|| values.into_pyarray(py).into_any().unbind()),
-    ))
+    let is_small = || snapshot.execution(query.rows(), 1, options.simd, call.threads).is_inline();
+    let work = |monitor: &Monitor| snapshot.radius(QueryRef::Wide(query), options, monitor);
+    let found = interrupt::search(py, call.threads, is_small, progress, work)?;
+    Ok(radius::answer(py, found, call.distances))
+}
+
+fn ranks<E, W>(
+    index: &Index<E>,
+    query: &Bound<'_, PyUntypedArray>,
+    call: ranks::Call<'_>,
+    progress: Option<&Bound<'_, PyAny>>,
+) -> PyResult<ranks::Pair>
+where
+    E: Element<Wide = W> + saved::Stored,
+    W: Stored,
+{
+    let py = query.py();
+    wide_query!(query, E);
+    let options = call.options(index.metric())?;
+    let snapshot = py.detach(|| index.snapshot());
+    let is_small = || snapshot.execution(query.rows(), 1, options.simd, call.threads).is_inline();
+    let work = |monitor: &Monitor| snapshot.ranks(QueryRef::Wide(query), &call.groups, options, monitor);
+    let found = interrupt::search(py, call.threads, is_small, progress, work)?;
+    Ok(ranks::pair(py, found))
 }
 
 fn copy<E: Stored + saved::Stored>(
@@ -217,7 +193,7 @@ impl PyIndex {
     #[pyo3(signature = (dim, metric, dtype, *, p=None))]
     fn new(dim: &Bound<'_, PyAny>, metric: &str, dtype: &str, p: Option<f64>) -> PyResult<Self> {
         let dim = count("dim", dim)?;
-        let metric = Metric::parse(metric, p).into_py()?;
+        let metric = args::metric(metric, p)?;
         let index = AnyIndex::of(dtype, |kind| {
             Ok(match kind {
                 Kind::F32 => AnyIndex::F32(Index::new(dim, metric)?),
@@ -317,42 +293,78 @@ impl PyIndex {
     }
 
     /// Distances and indices of the k nearest rows of each query, or of all rows.
-    #[pyo3(signature = (query, k, *, exclude_self=false, num_threads=None, progress=None))]
+    #[pyo3(signature = (query, k, *, exclude_self=false, first_query=None, num_threads=None, progress=None))]
+    #[expect(clippy::too_many_arguments, reason = "the signature of the Python function")]
     fn search(
         &self,
-        py: Python<'_>,
         query: &Bound<'_, PyUntypedArray>,
         k: Option<&Bound<'_, PyAny>>,
         exclude_self: bool,
+        first_query: Option<&Bound<'_, PyAny>>,
         num_threads: Option<&Bound<'_, PyAny>>,
         progress: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Pair> {
         check_kind(query, Argument::Query, false, self.0.kind().wide())?;
-        let wanted = Wanted { k: k.map(|k| count("k", k)).transpose()?, exclude_self };
+        let k = k.map(|k| count("k", k)).transpose()?;
+        let (exclude, threads) = (self_rule(exclude_self, first_query)?, threads(num_threads)?);
         with_index!(&self.0, index, E => {
-            search::<E, <E as Element>::Wide>(py, index, query, &wanted, num_threads, progress)
+            knn::<E, <E as Element>::Wide>(index, query, k, exclude, threads, progress)
         })
     }
 
     /// All rows within a radius of each query, as compressed rows.
-    #[pyo3(signature = (query, r, *, exclude_self=false, return_distances=true, sort=true, num_threads=None, progress=None))]
+    #[pyo3(signature = (
+        query, r, *, exclude_self=false, first_query=None, return_distances=true, sort=true, num_threads=None, progress=None
+    ))]
     #[expect(clippy::too_many_arguments, reason = "the signature of the Python function")]
     fn radius(
         &self,
-        py: Python<'_>,
         query: &Bound<'_, PyUntypedArray>,
         r: f64,
         exclude_self: bool,
+        first_query: Option<&Bound<'_, PyAny>>,
         return_distances: bool,
         sort: bool,
         num_threads: Option<&Bound<'_, PyAny>>,
         progress: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Answer> {
         check_kind(query, Argument::Query, false, self.0.kind().wide())?;
-        let bounds = Bounds { radius: r, exclude_self, distances: return_distances, sort };
-        with_index!(&self.0, index, E => {
-            radius::<E, <E as Element>::Wide>(py, index, query, &bounds, num_threads, progress)
-        })
+        let call = radius::Call {
+            radius: r,
+            exclude: self_rule(exclude_self, first_query)?,
+            from_row: 0,
+            distances: return_distances,
+            sort,
+            threads: threads(num_threads)?,
+        };
+        with_index!(&self.0, index, E => radius::<E, <E as Element>::Wide>(index, query, call, progress))
+    }
+
+    /// The 1-based ranks of each query's target rows: row pointer and ranks.
+    #[pyo3(signature = (
+        query, *, query_group, group_offsets, group_rows, exclude_self=false, first_query=None, num_threads=None,
+        progress=None
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "the signature of the Python function")]
+    fn ranks<'py>(
+        &self,
+        query: &Bound<'py, PyUntypedArray>,
+        query_group: &Bound<'py, PyUntypedArray>,
+        group_offsets: &Bound<'py, PyUntypedArray>,
+        group_rows: &Bound<'py, PyUntypedArray>,
+        exclude_self: bool,
+        first_query: Option<&Bound<'_, PyAny>>,
+        num_threads: Option<&Bound<'_, PyAny>>,
+        progress: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<ranks::Pair> {
+        check_kind(query, Argument::Query, false, self.0.kind().wide())?;
+        let arrays = ranks::GroupArrays::borrow(query_group, group_offsets, group_rows)?;
+        let call = ranks::Call {
+            groups: arrays.groups()?,
+            exclude: self_rule(exclude_self, first_query)?,
+            threads: threads(num_threads)?,
+        };
+        with_index!(&self.0, index, E => ranks::<E, <E as Element>::Wide>(index, query, call, progress))
     }
 
     /// Write the index to a file, whatever was there before.
@@ -364,7 +376,7 @@ impl PyIndex {
         num_threads: Option<&Bound<'_, PyAny>>,
         progress: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        let threads = threads_or_default(num_threads.map(positive_threads).transpose()?)?;
+        let threads = threads(num_threads)?;
         let simd = active_level().into_py()?;
         let save =
             |monitor: &Monitor| with_index!(&self.0, index, _E => index.save(&path, simd, threads.get(), monitor));

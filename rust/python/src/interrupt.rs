@@ -7,18 +7,50 @@
 //!
 //! Work that is over before a hand-over would be runs where it is called.
 
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-use exactknn_core::{Error, Monitor, PoolHandle, Result};
+use exactknn_core::{Error, Monitor, PoolHandle, Report, Result};
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 
 use crate::Threads;
 use crate::error::IntoPy;
 
-/// How often a waiting caller looks for signals: Ctrl-C is answered within twice this time.
-const PATIENCE: Duration = Duration::from_millis(40);
+/// How often a waiting caller checks for signals: Ctrl-C is answered within twice this time.
+const POLL_INTERVAL: Duration = Duration::from_millis(40);
+
+thread_local! {
+    static LAST: Cell<Option<Report>> = const { Cell::new(None) };
+}
+
+/// How the last search of this thread went.
+#[pyfunction]
+pub(crate) fn last_search(py: Python<'_>) -> PyResult<Option<Bound<'_, PyDict>>> {
+    LAST.get()
+        .map(|report| {
+            let facts = PyDict::new(py);
+            facts.set_item("filter", report.filter)?;
+            facts.set_item("rescored", report.rescored)?;
+            Ok(facts)
+        })
+        .transpose()
+}
+
+/// [`run`] a search, and keep its report for [`last_search`].
+pub(crate) fn search<T: Send>(
+    py: Python<'_>,
+    threads: Threads,
+    is_small: impl FnOnce() -> bool,
+    progress: Option<&Bound<'_, PyAny>>,
+    work: impl FnOnce(&Monitor) -> Result<T> + Send,
+) -> PyResult<T> {
+    let (found, report) = run(py, threads, is_small, progress, |monitor| Ok((work(monitor)?, monitor.report())))?;
+    LAST.set(Some(report));
+    Ok(found)
+}
 
 /// Run `work` without the interpreter; `progress` is told the finished fraction now and then.
 pub(crate) fn run<T: Send>(
@@ -29,8 +61,8 @@ pub(crate) fn run<T: Send>(
     work: impl FnOnce(&Monitor) -> Result<T> + Send,
 ) -> PyResult<T> {
     let monitor = Monitor::new();
-    if guarded(|| Ok(is_small())).into_py()? {
-        let outcome = py.detach(|| guarded(|| work(&monitor))).into_py()?;
+    if catch_panic(|| Ok(is_small())).into_py()? {
+        let outcome = py.detach(|| catch_panic(|| work(&monitor))).into_py()?;
         if let Some(progress) = progress {
             progress.call1((1.0,))?;
         }
@@ -45,14 +77,14 @@ pub(crate) fn run<T: Send>(
         pool.pool().in_place_scope(|scope| {
             scope.spawn(move |_| {
                 // The receiver waits for exactly this message; it cannot be gone.
-                let _ = send.send(guarded(|| work(monitor)));
+                let _ = send.send(catch_panic(|| work(monitor)));
             });
             loop {
-                match receive.recv_timeout(PATIENCE) {
+                match receive.recv_timeout(POLL_INTERVAL) {
                     Ok(outcome) => return outcome,
                     Err(RecvTimeoutError::Timeout) => {
                         if interruption.is_none()
-                            && let Err(error) = Python::attach(|py| look_around(py, monitor, progress.as_ref()))
+                            && let Err(error) = Python::attach(|py| poll(py, monitor, progress.as_ref()))
                         {
                             *interruption = Some(error);
                             monitor.cancel();
@@ -76,7 +108,7 @@ pub(crate) fn run<T: Send>(
 }
 
 /// Raise what a signal handler raises, and report progress.
-fn look_around(py: Python<'_>, monitor: &Monitor, progress: Option<&Py<PyAny>>) -> PyResult<()> {
+fn poll(py: Python<'_>, monitor: &Monitor, progress: Option<&Py<PyAny>>) -> PyResult<()> {
     py.check_signals()?;
     if let Some(progress) = progress {
         progress.call1(py, (monitor.fraction(),))?;
@@ -85,7 +117,7 @@ fn look_around(py: Python<'_>, monitor: &Monitor, progress: Option<&Py<PyAny>>) 
 }
 
 /// A panic of the core is a bug to be reported, not the end of the caller's process.
-fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+fn catch_panic<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|payload| {
         let text = payload
             .downcast_ref::<&str>()

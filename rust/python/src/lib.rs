@@ -1,19 +1,22 @@
 //! `exactknn._core`: the core as a Python extension module. Thin on purpose: no arithmetic happens here.
 //!
 //! ```text
-//! NumPy array ──array.rs: checked, borrowed──> MatrixRef ──search, blocks, index, radius, ranks, pairwise──> interrupt.rs: detached, watched ──> core
-//! result or Error <──error.rs: the only map from errors to exceptions ─────────────────────────────────────────────┘
+//! NumPy array ──array.rs: checked, borrowed──> MatrixRef ┐
+//! arguments ──args.rs: read, dispatched by type──────────┴─ knn, radius, ranks, ... ──interrupt.rs: detached, watched──> core
+//! result or Error <──error.rs: the only map from errors to exceptions───────────────────────────────────────────────┘
 //! ```
 
+mod args;
 mod array;
-mod blocks;
 mod error;
+mod incremental;
 mod index;
 mod interrupt;
+mod knn;
 mod pairwise;
 mod radius;
 mod ranks;
-mod search;
+mod references;
 
 use std::num::NonZero;
 
@@ -29,7 +32,7 @@ use crate::error::IntoPy;
 #[pyfunction]
 #[pyo3(signature = (num_threads))]
 fn set_num_threads(num_threads: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
-    let threads = num_threads.map(search::positive_threads).transpose()?;
+    let threads = num_threads.map(args::positive_threads).transpose()?;
     exactknn_core::set_num_threads(threads);
     Ok(())
 }
@@ -87,8 +90,8 @@ fn build_info(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     Ok(info)
 }
 
-/// Load NumPy's C interface now. On its first use it runs Python code and takes an exception there for the end of the
-/// world; Ctrl-C would be one. Signal handlers run on the main thread only, so another thread does it.
+/// Load NumPy's C interface now. Its first use runs Python code and aborts on any exception raised there; Ctrl-C would be
+/// one. Signal handlers run on the main thread only, so another thread does it.
 fn load_numpy(py: Python<'_>) -> PyResult<()> {
     py.import("numpy")?;
     py.detach(|| {
@@ -109,12 +112,13 @@ pub(crate) type Threads = NonZero<usize>;
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     load_numpy(module.py())?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
-    module.add_function(wrap_pyfunction!(search::knn, module)?)?;
-    module.add_function(wrap_pyfunction!(search::last_search, module)?)?;
-    module.add_class::<blocks::PyBlockSearch>()?;
+    module.add_function(wrap_pyfunction!(knn::py_knn, module)?)?;
+    module.add_function(wrap_pyfunction!(interrupt::last_search, module)?)?;
+    module.add_class::<incremental::PyBlockSearch>()?;
     module.add_class::<index::PyIndex>()?;
-    module.add_function(wrap_pyfunction!(radius::radius, module)?)?;
-    module.add_function(wrap_pyfunction!(ranks::ranks, module)?)?;
+    module.add_class::<references::PyReferences>()?;
+    module.add_function(wrap_pyfunction!(radius::py_radius, module)?)?;
+    module.add_function(wrap_pyfunction!(ranks::py_ranks, module)?)?;
     module.add_function(wrap_pyfunction!(pairwise::pairwise, module)?)?;
     module.add_function(wrap_pyfunction!(set_num_threads, module)?)?;
     module.add_function(wrap_pyfunction!(get_num_threads, module)?)?;

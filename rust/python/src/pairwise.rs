@@ -1,14 +1,14 @@
 //! `_core.pairwise`: arguments in, one value a pair out.
 
-use exactknn_core::{Argument, Metric, Pairwise, PairwiseOptions, active_level, bf16, f16};
+use exactknn_core::{Argument, Metric, Pairwise, PairwiseOptions, active_level};
 use numpy::{IntoPyArray, PyUntypedArray};
 use pyo3::prelude::*;
 
 use crate::Threads;
-use crate::array::{Kind, Stored, borrow, common_kind, matrix};
+use crate::args::{self, threads, with_element};
+use crate::array::{Stored, borrow, common_kind, matrix};
 use crate::error::IntoPy;
 use crate::interrupt;
-use crate::search::{positive_threads, threads_or_default};
 
 /// The values of the pairs (query row `i`, reference row `i`).
 #[pyfunction]
@@ -22,14 +22,8 @@ pub(crate) fn pairwise<'py>(
     p: Option<f64>,
 ) -> PyResult<Py<PyAny>> {
     let py = query.py();
-    let metric = Metric::parse(metric, p).into_py()?;
-    let threads = threads_or_default(num_threads.map(positive_threads).transpose()?)?;
-    match common_kind(query, reference, bfloat16)? {
-        Kind::F32 => run::<f32>(py, query, reference, metric, threads),
-        Kind::F64 => run::<f64>(py, query, reference, metric, threads),
-        Kind::F16 => run::<f16>(py, query, reference, metric, threads),
-        Kind::Bf16 => run::<bf16>(py, query, reference, metric, threads),
-    }
+    let (metric, threads) = (args::metric(metric, p)?, threads(num_threads)?);
+    with_element!(common_kind(query, reference, bfloat16)?, E => run::<E>(py, query, reference, metric, threads))
 }
 
 fn run<'py, E: Stored>(

@@ -70,7 +70,7 @@ def test_self_is_not_counted_and_has_no_rank():
     offsets, ranks = _core.ranks(x, None, "euclidean", exclude_self=True, **targets)
     assert (offsets.tolist(), ranks.tolist()) == ([0, 1, 3, 4], [2, 1, 2, 2])
     targets["query_group"] = np.zeros(2, int)
-    offsets, ranks = _core.ranks(x[1:], x, "euclidean", exclude_self=True, first_row=1, **targets)
+    offsets, ranks = _core.ranks(x[1:], x, "euclidean", exclude_self=True, first_query=1, **targets)
     assert (offsets.tolist(), ranks.tolist()) == ([0, 2, 3], [1, 2, 2])
     offsets, ranks = _core.ranks(x[1:], x, "euclidean", **targets)
     assert (offsets.tolist(), ranks.tolist()) == ([0, 2, 4], [2, 3, 1, 3])
@@ -88,7 +88,7 @@ def test_equals_the_sorted_ranking_at_every_level(metric, dtype, level):
         assert same(found, by_sorting(x, x, metric, first_row=0, **targets))
         targets = groups(labels[100:160], labels)
         found = _core.ranks(
-            given[100:160], given, metric, exclude_self=True, first_row=100, bfloat16=bfloat16, **targets
+            given[100:160], given, metric, exclude_self=True, first_query=100, bfloat16=bfloat16, **targets
         )
         assert same(found, by_sorting(x[100:160], x, metric, first_row=100, **targets))
 
@@ -143,7 +143,7 @@ def test_threads_and_batches_change_nothing(classes, level):
         for first in (0, 1000):
             targets["query_group"] = labels[first : first + size]
             offsets, ranks = _core.ranks(
-                x[first : first + size], x, "cosine", exclude_self=True, first_row=first, **targets
+                x[first : first + size], x, "cosine", exclude_self=True, first_query=first, **targets
             )
             places = wanted[0][first : first + size + 1]
             assert offsets.tolist() == (places - places[0]).tolist()
@@ -227,10 +227,10 @@ def test_an_interrupt_stops_the_search():
             ValueError,
             "name a row once in a group, got 1 at position 1 again in group 0",
         ),
-        ({"first_row": 1}, ValueError, "reference must hold the queries from row 1 on when self is excluded"),
-        ({"first_row": -1}, ValueError, "first_row must be at least 0, got -1"),
-        ({"first_row": 0.5}, TypeError, "first_row must be an integer, got <class 'float'>"),
-        ({"first_row": 2**64}, ValueError, "first_row must be below"),
+        ({"first_query": 1}, ValueError, "reference must hold the queries, row 1 first, when self is excluded"),
+        ({"first_query": -1}, ValueError, "first_query must be at least 0, got -1"),
+        ({"first_query": 0.5}, TypeError, "first_query must be an integer, got <class 'float'>"),
+        ({"first_query": 2**64}, ValueError, "first_query must be below"),
         ({"metric": "manhattan"}, ValueError, "metric must be one of sqeuclidean, "),
         ({"num_threads": 0}, ValueError, "num_threads must be at least 1, got 0"),
     ],

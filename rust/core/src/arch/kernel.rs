@@ -291,6 +291,47 @@ impl CandidateLists {
         Self { capacity, len: [0; MAX_MR], rows: vec![0; mr * capacity], keys: vec![0.0; mr * capacity] }
     }
 
+    /// Lists of `lanes` queries that take up to `rows` rows each.
+    pub(crate) fn of_rows(lanes: usize, rows: usize) -> Self {
+        let capacity = rows + Self::SLACK;
+        Self { capacity, len: [0; MAX_MR], rows: vec![0; lanes * capacity], keys: vec![0.0; lanes * capacity] }
+    }
+
+    /// Rows and keys reported for query row `m`.
+    #[inline(always)]
+    pub(crate) fn list(&self, m: usize) -> (&[u32], &[f32]) {
+        let range = m * self.capacity..m * self.capacity + self.len[m];
+        (&self.rows[range.clone()], &self.keys[range])
+    }
+
+    /// Empty the list of query row `m`.
+    #[inline(always)]
+    pub(crate) fn clear(&mut self, m: usize) {
+        self.len[m] = 0;
+    }
+
+    /// Keep the pairs of query row `m` whose row passes, in their order.
+    pub(crate) fn retain(&mut self, m: usize, keep: impl Fn(u32) -> bool) {
+        let start = m * self.capacity;
+        let mut kept = start;
+        for at in start..start + self.len[m] {
+            if keep(self.rows[at]) {
+                (self.rows[kept], self.keys[kept]) = (self.rows[at], self.keys[at]);
+                kept += 1;
+            }
+        }
+        self.len[m] = kept - start;
+    }
+
+    /// Report a run of rows without keys.
+    pub(crate) fn extend(&mut self, m: usize, rows: std::ops::Range<u32>) {
+        let (at, count) = (m * self.capacity + self.len[m], rows.len());
+        for (place, row) in self.rows[at..at + count].iter_mut().zip(rows) {
+            *place = row;
+        }
+        self.len[m] += count;
+    }
+
     /// Add one row to the list of query row `m`.
     #[inline(always)]
     pub(crate) fn push(&mut self, m: usize, row: u32, key: f32) {
@@ -322,8 +363,8 @@ impl CandidateLists {
         &self.rows[at..at + self.len[m]]
     }
 
-    /// Rows and keys reported for query row `m`. Empties the list.
-    #[inline(always)]
+    /// Rows and keys of the list of query row `m`. Empties the list.
+    #[cfg(test)]
     pub(crate) fn take(&mut self, m: usize) -> (&[u32], &[f32]) {
         let (at, len) = (m * self.capacity, std::mem::take(&mut self.len[m]));
         (&self.rows[at..at + len], &self.keys[at..at + len])

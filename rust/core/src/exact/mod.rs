@@ -19,6 +19,7 @@
 
 pub(crate) mod lanes;
 pub(crate) mod minkowski;
+pub(crate) mod rows;
 
 use lanes::{ROWS, exponent, power_of_two, sum_rows};
 
@@ -92,11 +93,15 @@ impl Prepared {
         let unit =
             if metric.normalizes() { unit_scale::<E>(wide) } else { UnitScale { pre: 1.0, inverse: 1.0, norm2: 1.0 } };
         let row = match metric {
-            Metric::SqEuclidean | Metric::Euclidean | Metric::InnerProduct => wide.iter().map(|x| x.to_f64()).collect(),
-            Metric::Cityblock | Metric::Chebyshev | Metric::Minkowski(_) => wide.iter().map(|x| x.to_f64()).collect(),
-            Metric::Cosine | Metric::CosineSimilarity => wide.iter().map(|x| x.to_f64() * unit.pre).collect(),
+            Metric::SqEuclidean | Metric::Euclidean | Metric::InnerProduct => {
+                wide.iter().map(|x| Wide::to_f64(*x)).collect()
+            }
+            Metric::Cityblock | Metric::Chebyshev | Metric::Minkowski(_) => {
+                wide.iter().map(|x| Wide::to_f64(*x)).collect()
+            }
+            Metric::Cosine | Metric::CosineSimilarity => wide.iter().map(|x| Wide::to_f64(*x) * unit.pre).collect(),
             Metric::NormalizedSqEuclidean | Metric::NormalizedEuclidean => {
-                wide.iter().map(|x| (x.to_f64() * unit.pre) * unit.inverse).collect()
+                wide.iter().map(|x| (Wide::to_f64(*x) * unit.pre) * unit.inverse).collect()
             }
         };
         Self { metric, row, unit }
@@ -243,7 +248,7 @@ multiversion! {
         query: &Prepared,
         reference: MatrixRef<'_, E>,
         rows: &[u32],
-        scratch: &mut Widened<E>,
+        scratch: &mut Widened,
         values: &mut Vec<f64>,
     ) {
         values.clear();
@@ -280,9 +285,9 @@ pub(crate) fn prefetch<T>(row: &[T]) {
 }
 
 /// Room for the rows that are scored side by side, where they have to be widened.
-pub(crate) struct Widened<E: Element>(pub(crate) [Vec<E::Wide>; ROWS]);
+pub(crate) struct Widened(pub(crate) [Vec<f32>; ROWS]);
 
-impl<E: Element> Widened<E> {
+impl Widened {
     pub(crate) fn new() -> Self {
         Self(std::array::from_fn(|_| Vec::new()))
     }

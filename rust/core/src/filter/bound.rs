@@ -87,8 +87,28 @@ fn above(x: f64) -> f32 {
 }
 
 /// Computed keys above it, wrong by at most `error`, have an exact key above `ceiling`.
-pub(crate) fn sure_bar(ceiling: f32, error: f32) -> f32 {
+pub(crate) fn accept_threshold(ceiling: f32, error: f32) -> f32 {
     above(f64::from(ceiling) + f64::from(error))
+}
+
+/// How the values of one query relate to its keys: what [`Bound`] is made from.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct KeyMap {
+    pub(crate) metric: Metric,
+    pub(crate) dim: usize,
+    /// `|psi|^2` (Euclidean) or `sigma^2 q.c` (dot), computed in float64.
+    pub(crate) shift: f64,
+    /// The sum of the magnitudes of the terms of `shift`.
+    pub(crate) shift_size: f64,
+    /// `sigma^2`.
+    pub(crate) scale2: f64,
+}
+
+impl KeyMap {
+    /// The bound for results whose type has this unit roundoff; 0 where values are edges between rounded values.
+    pub(crate) fn bound(&self, roundoff: f64) -> Bound {
+        Bound::new(self.metric, self.dim, self.shift, self.shift_size, self.scale2, roundoff)
+    }
 }
 
 /// What turns values into keys for one query row.
@@ -241,8 +261,8 @@ mod tests {
         assert_eq!(floor.accept_above(-1.0), f32::INFINITY, "no distance is negative");
         let unusable = Bound::new(Metric::SqEuclidean, 8, f64::INFINITY, f64::INFINITY, 1.0, 0.0);
         assert_eq!(unusable.accept_above(1.0), f32::INFINITY);
-        assert_eq!(sure_bar(1.0, f32::INFINITY), f32::INFINITY, "a row that cannot be filtered");
-        assert_eq!(sure_bar(f32::INFINITY, 1.0), f32::INFINITY);
+        assert_eq!(accept_threshold(1.0, f32::INFINITY), f32::INFINITY, "a row that cannot be filtered");
+        assert_eq!(accept_threshold(f32::INFINITY, 1.0), f32::INFINITY);
     }
 
     #[test]

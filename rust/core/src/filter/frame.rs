@@ -12,10 +12,11 @@
 use crate::arch::kernel::Centred;
 use crate::arch::level::{Simd, multiversion};
 use crate::exact::lanes::{exponent, power_of_two};
+use crate::exact::rows::Rows;
 use crate::exact::{UnitScale, relative_error, unit_scale_of};
 use crate::filter::bound::{LARGEST_NORM, TAU, U32};
 use crate::filter::center_f32;
-use crate::matrix::{Element, MatrixRef, Wide};
+use crate::matrix::{Element, Precision, Wide, WideRow};
 use crate::metric::{Geometry, Metric};
 
 /// Rows looked at to choose centre and scale.
@@ -121,11 +122,17 @@ fn padded<T: Copy + Default>(rest: &[T]) -> [T; LANES] {
     chunk
 }
 
+/// The row as it is centred: divided by its norm where the metric asks.
+fn unit_row<E: Element>(simd: Simd, metric: Metric, wide: &[E::Wide]) -> Vec<f64> {
+    let unit = if metric.normalizes() { unit_scale_of::<E>(simd, wide) } else { NO_UNIT };
+    wide.iter().map(|x| (Wide::to_f64(*x) * unit.pre) * unit.inverse).collect()
+}
+
 const NO_UNIT: UnitScale = UnitScale { pre: 1.0, inverse: 1.0, norm2: 1.0 };
 
 impl Frame {
     /// Choose centre and scale from a strided sample of the reference (references are often sorted by class).
-    pub(crate) fn choose<E: Element>(simd: Simd, metric: Metric, reference: MatrixRef<'_, E>) -> Self {
+    pub(crate) fn choose(simd: Simd, metric: Metric, reference: &dyn Rows) -> Self {
         let dim = reference.dim();
         let stride = reference.rows().div_ceil(SAMPLE).max(1);
         let mut scratch = Vec::new();
@@ -133,9 +140,10 @@ impl Frame {
         // Wide rows make the sample expensive and are rarely many; bound its numbers, not only its rows.
         let most = (1 << 20) / dim + 16;
         for row in (0..reference.rows()).step_by(stride).take(most) {
-            let wide = E::widen(reference.row(row), &mut scratch);
-            let unit = if metric.normalizes() { unit_scale_of::<E>(simd, wide) } else { NO_UNIT };
-            let row: Vec<f64> = wide.iter().map(|x| (x.to_f64() * unit.pre) * unit.inverse).collect();
+            let row = match reference.widen(row, &mut scratch) {
+                WideRow::F32(row) => unit_row::<f32>(simd, metric, row),
+                WideRow::F64(row) => unit_row::<f64>(simd, metric, row),
+            };
             let size = row.iter().fold(0.0f64, |m, x| if x.is_nan() { f64::INFINITY } else { m.max(x.abs()) });
             if size.is_finite() {
                 rows.push((size, row));
@@ -156,7 +164,8 @@ impl Frame {
         if !centre.iter().all(|c| c.is_finite()) {
             centre.fill(0.0);
         }
-        if !E::DOUBLE {
+        let double = reference.precision() == Precision::Double;
+        if !double {
             // Any centre will do; one that float32 holds serves both ways of centring.
             centre.iter_mut().for_each(|c| *c = f64::from(*c as f32));
         }
@@ -169,7 +178,7 @@ impl Frame {
         } else {
             1.0
         };
-        Self::new(metric, centre, scale, E::DOUBLE)
+        Self::new(metric, centre, scale, double)
     }
 
     /// The frame of this centre and scale; `double` says whether the rows are float64.
@@ -197,7 +206,14 @@ impl Frame {
     }
 
     /// Centre a reference row; `None` if the row is not finite.
-    pub(crate) fn reference_row<'a, E: Element>(
+    pub(crate) fn reference_row<'a>(&self, simd: Simd, row: WideRow<'_>, out: &'a mut [f32]) -> Option<Centred<'a>> {
+        match row {
+            WideRow::F32(row) => self.reference_row_of::<f32>(simd, row, out),
+            WideRow::F64(row) => self.reference_row_of::<f64>(simd, row, out),
+        }
+    }
+
+    fn reference_row_of<'a, E: Element>(
         &self,
         simd: Simd,
         wide: &[E::Wide],
@@ -219,22 +235,34 @@ impl Frame {
     }
 
     /// As [`Frame::reference_row`], in float32 where that can be done and the codes are coarser than that.
-    pub(crate) fn reference_row_f32<'a, E: Element>(
+    pub(crate) fn reference_row_f32<'a>(
         &self,
         simd: Simd,
-        wide: &[E::Wide],
+        row: WideRow<'_>,
         out: &'a mut [f32],
     ) -> Option<Centred<'a>> {
-        if let (Some(frame), Some(row)) = (&self.center_f32, E::Wide::as_f32(wide))
+        if let (Some(frame), WideRow::F32(row)) = (&self.center_f32, row)
             && let Some(sums) = frame.centre(simd, self.metric, row, out)
         {
             return Some(sums.into_centred(out));
         }
-        self.reference_row::<E>(simd, wide, out)
+        self.reference_row(simd, row, out)
     }
 
     /// Centre a query row; `None` if the row is not finite. Also the shift between its values and keys, with its size.
-    pub(crate) fn query_row<'a, E: Element>(
+    pub(crate) fn query_row<'a>(
+        &self,
+        simd: Simd,
+        row: WideRow<'_>,
+        out: &'a mut [f32],
+    ) -> Option<(Centred<'a>, f64, f64)> {
+        match row {
+            WideRow::F32(row) => self.query_row_of::<f32>(simd, row, out),
+            WideRow::F64(row) => self.query_row_of::<f64>(simd, row, out),
+        }
+    }
+
+    fn query_row_of<'a, E: Element>(
         &self,
         simd: Simd,
         wide: &[E::Wide],

@@ -45,3 +45,10 @@ pub(crate) fn with_filter<W: WithKernel>(simd: Simd, metric: Metric, filter: Fil
         _ => with_float32(simd, work),
     }
 }
+
+impl Filter {
+    /// Whether it reads packed rows.
+    pub(crate) fn is_packed(self) -> bool {
+        matches!(self, Self::Float32 | Self::Int8)
+    }
+}

@@ -12,9 +12,9 @@ use rayon::prelude::*;
 use crate::arch::kernel::{Encoding, Kernel, MAX_MR, MAX_RUN, PanelRun, PanelTerms, QueryTerms, SAMPLE_STRIDE, Visit};
 use crate::arch::level::Simd;
 use crate::error::{Argument, Error, Result};
+use crate::exact::rows::Rows;
 use crate::filter::codes::Codes;
 use crate::filter::frame::Frame;
-use crate::matrix::{Element, MatrixRef, QueryRef};
 use crate::runtime::Monitor;
 use crate::runtime::alloc::try_vec;
 use crate::runtime::alloc::{Aligned, try_zeroed};
@@ -31,7 +31,7 @@ impl FirstBad {
         self.0.fetch_min(row, Ordering::Relaxed);
     }
 
-    pub(crate) fn check<E: Element>(&self, matrix: MatrixRef<'_, E>, argument: Argument) -> Result<()> {
+    pub(crate) fn check(&self, matrix: &dyn Rows, argument: Argument) -> Result<()> {
         let row = self.0.load(Ordering::Relaxed);
         if row == usize::MAX {
             return Ok(());
@@ -51,10 +51,10 @@ pub(crate) struct PackedReference<K: Kernel> {
 
 impl<K: Kernel> PackedReference<K> {
     /// Encode every row, in parallel over panels; with one thread on this one, without asking rayon for anything.
-    pub(crate) fn pack<E: Element>(
+    pub(crate) fn pack(
         simd: Simd,
         frame: &Frame,
-        reference: MatrixRef<'_, E>,
+        reference: &dyn Rows,
         threads: usize,
         monitor: &Monitor,
     ) -> Result<Self> {
@@ -65,7 +65,7 @@ impl<K: Kernel> PackedReference<K> {
         let mut scales = Aligned::zeroed(panels * K::NR, "the packed reference")?;
         let mut terms = try_zeroed::<PanelTerms>(panels, "the packed reference")?;
         let bad = FirstBad::new();
-        let pack_panel = |(scratch, out): &mut (Vec<E::Wide>, Vec<f32>),
+        let pack_panel = |(scratch, out): &mut (Vec<f32>, Vec<f32>),
                           panel: usize,
                           codes: &mut [K::Code],
                           offsets: &mut [f32],
@@ -80,11 +80,11 @@ impl<K: Kernel> PackedReference<K> {
                     offsets[lane] = f32::INFINITY;
                     continue;
                 }
-                let wide = E::widen(reference.row(row), scratch);
+                let wide = reference.widen(row, scratch);
                 let centred = if K::Encoding::CENTER_F32 {
-                    frame.reference_row_f32::<E>(simd, wide, out)
+                    frame.reference_row_f32(simd, wide, out)
                 } else {
-                    frame.reference_row::<E>(simd, wide, out)
+                    frame.reference_row(simd, wide, out)
                 };
                 let Some(centred) = centred else {
                     bad.report(row);
@@ -178,13 +178,36 @@ impl<K: Kernel> PackedReference<K> {
     /// The error bound of one key, on the safe side.
     #[cfg(test)]
     pub(crate) fn error(&self, row: u32, query: QueryTerms) -> f32 {
-        self.panel_error(row as usize / K::NR, query)
+        self.errors(query).of_row(row)
     }
 
-    /// The error bound of every key of one panel, on the safe side.
-    pub(crate) fn panel_error(&self, panel: usize, query: QueryTerms) -> f32 {
+    /// The error bounds of all keys of one query, panel by panel.
+    pub(crate) fn errors(&self, query: QueryTerms) -> KeyErrors<'_> {
+        KeyErrors { terms: &self.terms, query, panel_rows: K::NR }
+    }
+}
+
+/// How far the keys of one query may be from the truth: one bound for all rows of a panel.
+#[derive(Clone, Copy)]
+pub(crate) struct KeyErrors<'a> {
+    terms: &'a [PanelTerms],
+    query: QueryTerms,
+    /// Rows of a panel.
+    pub(crate) panel_rows: usize,
+}
+
+impl KeyErrors<'_> {
+    /// The bound for the rows of a panel, on the safe side.
+    #[inline(always)]
+    pub(crate) fn of_panel(&self, panel: usize) -> f32 {
         let terms = self.terms[panel];
-        query.alpha * terms.a + query.beta * terms.b + terms.c
+        self.query.alpha * terms.a + self.query.beta * terms.b + terms.c
+    }
+
+    /// The bound for one row.
+    #[cfg(test)]
+    pub(crate) fn of_row(&self, row: u32) -> f32 {
+        self.of_panel(row as usize / self.panel_rows)
     }
 }
 
@@ -200,7 +223,7 @@ pub(crate) struct PackedQuery<K: Kernel> {
 
 impl<K: Kernel> PackedQuery<K> {
     /// Encode the query rows named by `rows`.
-    pub(crate) fn pack<E: Element>(simd: Simd, frame: &Frame, query: QueryRef<'_, E>, rows: &[u32]) -> Result<Self> {
+    pub(crate) fn pack(simd: Simd, frame: &Frame, query: &dyn Rows, rows: &[u32]) -> Result<Self> {
         const { assert!(K::MR <= MAX_MR) };
         let panel_len = query.dim().div_ceil(K::COLUMNS) * K::MR;
         let mut codes = Aligned::<K::Code>::zeroed(rows.len().div_ceil(K::MR) * panel_len, "packed queries")?;
@@ -210,9 +233,9 @@ impl<K: Kernel> PackedQuery<K> {
         for (i, &row) in rows.iter().enumerate() {
             let row = row as usize;
             let wide = query.widen(row, &mut scratch);
-            let Some((centred, shift, size)) = frame.query_row::<E>(simd, wide, &mut out) else {
+            let Some((centred, shift, size)) = frame.query_row(simd, wide, &mut out) else {
                 return Err(query
-                    .first_non_finite(row)
+                    .first_non_finite(Argument::Query, row)
                     .unwrap_or_else(|| Error::Panic("a finite row was refused".into())));
             };
             let (panel, lane) = (i / K::MR, i % K::MR);

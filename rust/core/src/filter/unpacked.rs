@@ -2,22 +2,23 @@
 //!
 //! ```text
 //! queries, sixteen a panel [column][16] ─┐
-//!                                        ├─ sixteen keys a row ── key >= threshold? ──> CandidateLists
+//!                                        ├─ sixteen keys a row ── key >= threshold? ──> candidates
 //! rows as passed, four at a time ────────┘
 //! ```
 //!
 //! The sixteen lanes of a vector are sixteen queries, so no sum has to be folded. Keys are `-|q - r|^2`, or `q.r`; the
-//! differences are formed before they are squared, so nothing needs to be centred. `docs/exactness.md`, "Unpacked rows", has the
-//! bound. A row that is not finite always survives, and its float64 value tells.
+//! differences are formed before they are squared, so nothing needs to be centred. `docs/exactness.md`, "Unpacked rows", has
+//! the bound. A row that is not finite is always a candidate, and its float64 value tells.
 
 use crate::arch::kernel::{CandidateLists, MAX_RUN};
 use crate::arch::level::Simd;
 use crate::arch::{UNPACKED_LANES as QUERIES, UNPACKED_ROWS, unpacked_sums};
 use crate::exact::lanes::ROWS;
+use crate::exact::rows::Rows;
 use crate::exact::{Prepared, Widened};
-use crate::filter::bound::{Bound, U32, UNDERFLOW, down, f32_lane_error, up};
+use crate::filter::bound::{KeyMap, U32, UNDERFLOW, down, f32_lane_error, up};
 use crate::filter::center_f32::dot;
-use crate::matrix::{Element, MatrixRef, Wide};
+use crate::matrix::WideRow;
 use crate::metric::{Geometry, Metric};
 
 const _: () = assert!(UNPACKED_ROWS == ROWS);
@@ -33,9 +34,9 @@ fn multiplies(metric: Metric) -> bool {
     metric.normalizes() || metric.geometry() == Geometry::Dot
 }
 
-/// What turns values into thresholds for one query.
-pub(crate) struct Threshold {
-    floor: Bound,
+/// What a query contributes to its thresholds.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct UnpackedTerms {
     multiplies: bool,
     normalizes: bool,
     /// Relative error of a key.
@@ -55,7 +56,7 @@ pub(crate) struct Panel {
 }
 
 impl Panel {
-    /// A panel whose lanes let everything through until [`Panel::raise`]. Lanes without a query report almost nothing.
+    /// A panel whose lanes reject nothing until [`Panel::reject_below`]. Lanes without a query report almost nothing.
     pub(crate) fn new(metric: Metric, queries: &[Prepared]) -> Self {
         let dim = queries.first().map_or(0, |query| query.row().len());
         let mut columns = vec![[0.0f32; QUERIES]; dim];
@@ -70,27 +71,27 @@ impl Panel {
         Self { metric, columns, fixed, slope: [0.0; QUERIES] }
     }
 
-    /// What turns values into thresholds for `query`.
-    pub(crate) fn threshold(metric: Metric, query: &Prepared, roundoff: f64) -> Threshold {
+    /// How the values of `query` relate to keys, and what it contributes to its thresholds.
+    pub(crate) fn terms(metric: Metric, query: &Prepared) -> (KeyMap, UnpackedTerms) {
         let dim = query.row().len();
         let normalizes = metric.normalizes();
         // Of unit rows, |q - r|^2 = 2 - 2 q.r.
         let shift = if normalizes && metric.geometry() == Geometry::Euclidean { 2.0 } else { 0.0 };
         let norm = if normalizes { 1.0 } else { query.row().iter().map(|x| x * x).sum::<f64>().sqrt() };
-        Threshold {
-            floor: Bound::new(metric, dim, shift, shift, 1.0, roundoff),
+        let terms = UnpackedTerms {
             multiplies: multiplies(metric),
             normalizes,
             gamma: (dim as f64 + 16.0) * U32 * (1.0 + 1.0 / 8.0) + f32_lane_error(dim),
             // A zero query has no direction: the identity above does not hold for it.
             norm: if normalizes && query.to_unit() == 0.0 { f64::INFINITY } else { norm },
-        }
+        };
+        (KeyMap { metric, dim, shift, shift_size: shift, scale2: 1.0 }, terms)
     }
 
-    /// Hold the keys of query `lane` against rows of (ranked) value `value`.
-    pub(crate) fn raise(&mut self, lane: usize, threshold: &Threshold, value: f64) {
-        let floor = f64::from(threshold.floor.reject_below(value));
-        let Threshold { multiplies, normalizes, gamma, norm, .. } = *threshold;
+    /// Make the thresholds of query `lane` those of keys below `floor` (see [`crate::filter::bound`]).
+    pub(crate) fn reject_below(&mut self, lane: usize, terms: UnpackedTerms, floor: f32) {
+        let floor = f64::from(floor);
+        let UnpackedTerms { multiplies, normalizes, gamma, norm } = terms;
         let (fixed, slope) = if !multiplies {
             // The key is twice the floor's: `-|q - r|^2`.
             (2.0 * floor * (1.0 + gamma), 0.0)
@@ -108,43 +109,64 @@ impl Panel {
     }
 
     /// Report the rows of `start .. end` whose key reaches a threshold, at most [`MOST_ROWS`].
-    pub(crate) fn scan<E: Element>(
+    pub(crate) fn scan(
         &self,
         simd: Simd,
-        reference: MatrixRef<'_, E>,
+        reference: &dyn Rows,
         start: usize,
         end: usize,
-        wide: &mut Widened<E>,
+        wide: &mut Widened,
         candidates: &mut CandidateLists,
     ) {
+        if let Some(numbers) = reference.as_f32() {
+            // Rows of a known type: no call for each.
+            let dim = reference.dim();
+            let row = |row: usize| &numbers[row * dim..][..dim];
+            for first in (start..end).step_by(ROWS) {
+                // The last group is filled up with its last row, which is reported once.
+                let rows = std::array::from_fn(|r| row((first + r).min(end - 1)));
+                self.scan_rows(simd, rows, first, end, candidates);
+            }
+            return;
+        }
         for first in (start..end).step_by(ROWS) {
-            // The last group is filled up with its last row, which is reported once.
-            let row = |r: usize| reference.row((first + r).min(end - 1));
+            let row = |r: usize| (first + r).min(end - 1);
             let [a, b, c, d] = &mut wide.0;
-            let rows = [E::widen(row(0), a), E::widen(row(1), b), E::widen(row(2), c), E::widen(row(3), d)];
-            let [Some(a), Some(b), Some(c), Some(d)] = rows.map(E::Wide::as_f32) else {
-                unreachable!("planned for rows that widen to float32 only");
-            };
-            let rows = [a, b, c, d];
-            let products = multiplies(self.metric);
-            let keys = if products {
-                unpacked_sums::<true>(simd, &self.columns, rows)
-            } else {
-                unpacked_sums::<false>(simd, &self.columns, rows)
-            };
-            for (r, keys) in keys.iter().enumerate().take(end - first) {
-                let mut thresholds = self.fixed;
-                if products {
-                    let norm = norm_of(dot(simd, rows[r], rows[r]));
-                    for (threshold, slope) in thresholds.iter_mut().zip(&self.slope) {
-                        *threshold += slope * norm;
-                    }
+            let rows = [
+                reference.widen(row(0), a),
+                reference.widen(row(1), b),
+                reference.widen(row(2), c),
+                reference.widen(row(3), d),
+            ];
+            let rows = rows.map(|row| match row {
+                WideRow::F32(row) => row,
+                WideRow::F64(_) => unreachable!("planned for rows that widen to float32 only"),
+            });
+            self.scan_rows(simd, rows, first, end, candidates);
+        }
+    }
+
+    /// Report which of the rows from `first`, at most up to `end`, reach a threshold.
+    #[inline(always)]
+    fn scan_rows(&self, simd: Simd, rows: [&[f32]; ROWS], first: usize, end: usize, candidates: &mut CandidateLists) {
+        let products = multiplies(self.metric);
+        let keys = if products {
+            unpacked_sums::<true>(simd, &self.columns, rows)
+        } else {
+            unpacked_sums::<false>(simd, &self.columns, rows)
+        };
+        for (r, keys) in keys.iter().enumerate().take(end - first) {
+            let mut thresholds = self.fixed;
+            if products {
+                let norm = norm_of(dot(simd, rows[r], rows[r]));
+                for (threshold, slope) in thresholds.iter_mut().zip(&self.slope) {
+                    *threshold += slope * norm;
                 }
-                let mut over = over(keys, &thresholds);
-                while over != 0 {
-                    candidates.push(over.trailing_zeros() as usize, (first + r) as u32, 0.0);
-                    over &= over - 1;
-                }
+            }
+            let mut over = over(keys, &thresholds);
+            while over != 0 {
+                candidates.push(over.trailing_zeros() as usize, (first + r) as u32, 0.0);
+                over &= over - 1;
             }
         }
     }

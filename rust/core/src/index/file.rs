@@ -10,7 +10,7 @@ use std::num::NonZero;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::{Index, Segment};
+use super::{Index, Layout, Segment};
 use crate::arch::level::Simd;
 use crate::error::{Argument, Error, Result};
 use crate::filter::persist::mapped;
@@ -19,7 +19,7 @@ use crate::metric::Metric;
 use crate::runtime::Monitor;
 use crate::runtime::pool;
 use crate::saved::{self, Dtype, Saved, Stored, Tensor};
-use crate::search::references::StoredPanels;
+use crate::search::references::{PanelCache, StoredPanels};
 
 /// The name of the rows' type in the file.
 fn dtype_name<E: Stored>() -> Result<&'static str> {
@@ -44,26 +44,26 @@ impl<E: Element + Stored> Index<E> {
     }
 
     fn save_here(&self, path: &Path, simd: Simd, threads: usize, monitor: &Monitor) -> Result<()> {
+        let Layout { metric, dim, .. } = self.layout;
         let segments = self.snapshot().segments;
         let mut texts = BTreeMap::from([
             ("dtype".to_owned(), dtype_name::<E>()?.to_owned()),
-            ("metric".to_owned(), self.metric.name().to_owned()),
-            ("columns".to_owned(), self.dim.to_string()),
+            ("metric".to_owned(), metric.name().to_owned()),
+            ("columns".to_owned(), dim.to_string()),
             ("segments".to_owned(), segments.len().to_string()),
         ]);
-        if let Metric::Minkowski(p) = self.metric {
+        if let Metric::Minkowski(p) = metric {
             // The shortest digits that give the number again.
             texts.insert("p".to_owned(), format!("{:?}", p.get()));
         }
         let mut forms = Vec::new();
         for segment in &segments {
             // Before the file is begun: packing wants all threads.
-            segment.pack(self.metric, simd, threads, monitor)?;
-            forms.push(segment.panels().and_then(|panels| panels.smallest()));
+            segment.pack(simd, threads, monitor)?;
+            forms.push(segment.panels().and_then(PanelCache::smallest));
         }
         let mut tensors = Vec::new();
         for (i, (segment, form)) in segments.iter().zip(&forms).enumerate() {
-            let dim = self.dim;
             // In pieces: what is read from another file is verified on the way.
             let rows = move |push: saved::Push<'_, E>| {
                 let step = (saved::BLOCK / dim.saturating_mul(size_of::<E>())).max(1);
@@ -111,12 +111,12 @@ impl<E: Element + Stored> Index<E> {
                 return Err(bad(format!("a matrix as tensor {name:?}"), &format!("shape {shape:?}")));
             };
             let numbers = mapped::<E>(saved, &name, &[rows, dim])?;
-            let filed = saved.metadata().get(&format!("{i}.codes")).map(|codes_name| StoredPanels {
+            let stored = saved.metadata().get(&format!("{i}.codes")).map(|codes_name| StoredPanels {
                 saved: saved.clone(),
                 prefix: format!("{i}."),
                 codes_name: codes_name.clone(),
             });
-            segments.push(Arc::new(Segment::mapped(numbers, rows, dim, filed, index.sealed_rows)));
+            segments.push(Arc::new(Segment::mapped(numbers, rows, stored, index.layout)));
             total = total.saturating_add(rows);
         }
         check_row_count(total, Argument::Reference)?;

@@ -26,22 +26,20 @@ use crate::runtime::Monitor;
 use crate::runtime::alloc::try_vec;
 use crate::runtime::pool;
 use crate::saved::Stored;
-use crate::search::Neighbours;
+use crate::search::Execution;
+use crate::search::compressed_rows::Within;
+use crate::search::groups::Groups;
 use crate::search::incremental::BlockSearch;
-use crate::search::plan::{self, Options, Problem};
-use crate::search::radius::{RadiusOptions, RadiusSearch, Within};
-use crate::search::references::References;
-use segment::Segment;
-
-/// From so many rows on a segment is packed. Fewer are searched as they lie, or packed for one search: that costs little.
-const SEALED_ROWS: usize = 8192;
+use crate::search::knn::{Neighbours, Options};
+use crate::search::plan::{self, Problem};
+use crate::search::radius::{self, RadiusOptions};
+use crate::search::ranks::{self, RankOptions, Ranks};
+use crate::search::references::Source;
+use segment::{Layout, Segment};
 
 /// See the module header.
 pub struct Index<E: Element + Stored> {
-    metric: Metric,
-    dim: usize,
-    /// From so many rows on a segment is packed.
-    sealed_rows: usize,
+    layout: Layout,
     segments: RwLock<Vec<Arc<Segment<E>>>>,
     /// Held by whoever changes the segments, also while that takes long: searches do not wait for it.
     changing: Mutex<()>,
@@ -56,23 +54,24 @@ impl<E: Element + Stored> Index<E> {
         if dim == 0 {
             return Err(Error::NoColumns(Argument::Reference));
         }
-        Ok(Self { metric, dim, sealed_rows: SEALED_ROWS, segments: RwLock::default(), changing: Mutex::default() })
+        let layout = Layout { metric, dim, sealed_rows: plan::SEALED_ROWS };
+        Ok(Self { layout, segments: RwLock::default(), changing: Mutex::default() })
     }
 
-    /// The same with segments that are packed from `rows` rows on; it changes no answer.
+    /// The same with segments that are sealed at `rows` rows; it changes no answer.
     #[must_use]
     pub fn sealed_at(self, rows: usize) -> Self {
-        Self { sealed_rows: rows, ..self }
+        Self { layout: Layout { sealed_rows: rows, ..self.layout }, ..self }
     }
 
     /// What is measured.
     pub fn metric(&self) -> Metric {
-        self.metric
+        self.layout.metric
     }
 
     /// Transposed of the rows.
     pub fn dim(&self) -> usize {
-        self.dim
+        self.layout.dim
     }
 
     /// Number of rows.
@@ -120,15 +119,15 @@ impl<E: Element + Stored> Index<E> {
         threads: usize,
         monitor: &Monitor,
     ) -> Result<Addition<E>> {
-        if rows.dim() != self.dim {
-            return Err(Error::DimensionMismatch { query: self.dim, reference: rows.dim() });
+        if rows.dim() != self.layout.dim {
+            return Err(Error::DimensionMismatch { query: self.layout.dim, reference: rows.dim() });
         }
         self.check_total(&self.read(), rows.rows())?;
         let pool_threads = NonZero::new(threads).unwrap_or(NonZero::<usize>::MIN);
         pool::enter(pool_threads, threads <= 1, || {
-            References::one_shot(rows).check_finite(threads, monitor)?;
-            let segment = Segment::new(rows, self.sealed_rows)?;
-            segment.pack(self.metric, simd, threads, monitor)?;
+            Source::one_shot(&rows).check_finite(threads, monitor)?;
+            let segment = Segment::new(rows, self.layout)?;
+            segment.pack(simd, threads, monitor)?;
             Ok(Addition(segment))
         })
     }
@@ -153,7 +152,7 @@ impl<E: Element + Stored> Index<E> {
         drop(changing);
         if let Some(sealed) = last {
             // The rows are there, whatever becomes of this: a search makes what it misses.
-            let _ = pool::enter(NonZero::<usize>::MIN, true, || sealed.pack(self.metric, simd, 1, &Monitor::new()));
+            let _ = pool::enter(NonZero::<usize>::MIN, true, || sealed.pack(simd, 1, &Monitor::new()));
         }
         Ok(())
     }
@@ -214,7 +213,7 @@ impl<E: Element + Stored> Index<E> {
             let wanted = format!("lie within the {rows} rows of the index");
             return Err(Error::BadArray { argument: "rows", wanted, given: format!("{start} to {end}") });
         }
-        let mut copy = try_vec((end - start) * self.dim, "the rows")?;
+        let mut copy = try_vec((end - start) * self.layout.dim, "the rows")?;
         let mut first = 0;
         for segment in segments {
             let clamp = |row: usize| row.clamp(first, first + segment.rows()) - first;
@@ -226,7 +225,7 @@ impl<E: Element + Stored> Index<E> {
 
     /// The rows at this moment, to be searched as often as wanted; later changes of the index do not reach it.
     pub fn snapshot(&self) -> Snapshot<E> {
-        Snapshot { metric: self.metric, dim: self.dim, segments: self.read().clone() }
+        Snapshot { layout: self.layout, segments: self.read().clone() }
     }
 }
 
@@ -239,8 +238,7 @@ fn rows_of<E: Element + Stored>(segments: &[Arc<Segment<E>>]) -> usize {
 
 /// The rows of an index at one moment.
 pub struct Snapshot<E: Element + Stored> {
-    metric: Metric,
-    dim: usize,
+    layout: Layout,
     segments: Vec<Arc<Segment<E>>>,
 }
 
@@ -250,71 +248,93 @@ impl<E: Element + Stored> Snapshot<E> {
         rows_of(&self.segments)
     }
 
-    fn references(&self) -> Result<Vec<References<'_, E>>> {
-        self.segments.iter().map(|segment| segment.references(self.dim)).collect()
+    fn matrices(&self) -> Result<Vec<MatrixRef<'_, E>>> {
+        self.segments.iter().map(|segment| segment.unverified()).collect()
     }
 
-    fn problem(&self, queries: usize, options: &Options) -> Problem {
+    fn sources<'a>(&'a self, matrices: &'a [MatrixRef<'a, E>]) -> Vec<Source<'a>> {
+        self.segments.iter().zip(matrices).map(|(segment, rows)| segment.source(rows)).collect()
+    }
+
+    /// The sizes of a search for `k` neighbours.
+    fn problem(&self, queries: usize, k: usize, threads: NonZero<usize>) -> Problem {
         Problem {
             queries,
             references: self.rows(),
-            dim: self.dim,
-            k: options.k,
-            threads: options.threads.get(),
+            dim: self.layout.dim,
+            k,
+            threads: threads.get(),
             double: E::DOUBLE,
             packed: self.segments.iter().any(|segment| !segment.is_growing()),
-            metric: self.metric,
+            metric: self.layout.metric,
         }
     }
 
-    /// Whether the search of so many queries is over before a hand-over to other threads would be.
-    pub fn is_small(&self, queries: usize, options: &Options) -> bool {
-        plan::is_small(&self.problem(queries, options), options.simd.level())
+    /// How a search for the `k` nearest of `queries` queries runs; one by radius or for ranks runs like one for `k = 1`.
+    pub fn execution(&self, queries: usize, k: usize, simd: Simd, threads: NonZero<usize>) -> Execution {
+        Execution::decide(simd, threads, &self.problem(queries, k, threads))
     }
 
-    /// The k nearest rows of each query; what is measured is the metric of the index.
+    /// The k nearest rows of each query, by the metric of the index.
     ///
     /// # Errors
     /// As for [`crate::Search`], and [`Error::BadFile`] where a file that the rows are mapped from is damaged.
-    pub fn search(&self, query: QueryRef<'_, E>, options: Options, monitor: &Monitor) -> Result<Neighbours<E::Output>> {
-        let options = Options { metric: self.metric, ..options };
-        if query.dim() != self.dim {
-            return Err(Error::DimensionMismatch { query: query.dim(), reference: self.dim });
-        }
-        options.check_sizes(query.rows(), self.rows())?;
-        let is_small = self.is_small(query.rows(), &options);
-        pool::enter(options.threads, is_small, || self.search_here(query, options, monitor))
-    }
-
-    fn search_here(
+    pub fn search(
         &self,
         query: QueryRef<'_, E>,
-        options: Options,
+        options: Options<'_>,
         monitor: &Monitor,
     ) -> Result<Neighbours<E::Output>> {
-        monitor.begin(self.problem(query.rows(), &options).pairs());
-        let mut search = BlockSearch::of(query, options)?;
-        for references in self.references()? {
-            search.take_in(query, references, monitor)?;
-        }
-        search.result::<E>()
+        let options = Options { metric: self.layout.metric, ..options };
+        let query = query.erase();
+        options.check(query, self.layout.dim, self.rows())?;
+        self.execution(query.rows(), options.k, options.simd, options.threads).run(|| {
+            monitor.begin(self.problem(query.rows(), options.k, options.threads).pairs());
+            let mut search = BlockSearch::of(query, options)?;
+            for source in self.sources(&self.matrices()?) {
+                search.take_in(query, source, monitor)?;
+            }
+            search.result::<E>()
+        })
     }
 
-    /// All rows within a radius of each query; what is measured is the metric of the index.
+    /// All rows within a radius of each query, by the metric of the index.
     ///
     /// # Errors
-    /// As for [`RadiusSearch`], and [`Error::BadFile`] where a file that the rows are mapped from is damaged.
+    /// As for [`crate::RadiusSearch`], and [`Error::BadFile`] where a file that the rows are mapped from is damaged.
     pub fn radius(
         &self,
         query: QueryRef<'_, E>,
-        options: RadiusOptions,
+        options: RadiusOptions<'_>,
         monitor: &Monitor,
     ) -> Result<Within<E::Output>> {
-        if query.dim() != self.dim {
-            return Err(Error::DimensionMismatch { query: query.dim(), reference: self.dim });
-        }
-        let options = RadiusOptions { metric: self.metric, ..options };
-        RadiusSearch::of_parts(query, self.references()?, options)?.run(monitor)
+        let options = RadiusOptions { metric: self.layout.metric, ..options };
+        let query = query.erase();
+        options.check(query, self.layout.dim, self.rows())?;
+        let execution = self.execution(query.rows(), 1, options.simd, options.threads);
+        let problem = options.problem(query, self.rows(), E::DOUBLE, false);
+        let problem = Problem { threads: execution.threads(), ..problem };
+        execution.run(|| radius::search(query, &self.sources(&self.matrices()?), options, problem, monitor))
+    }
+
+    /// The ranks of each query's target rows, by the metric of the index.
+    ///
+    /// # Errors
+    /// As for [`crate::RankSearch`], and [`Error::BadFile`] where a file that the rows are mapped from is damaged.
+    pub fn ranks(
+        &self,
+        query: QueryRef<'_, E>,
+        groups: &Groups<'_>,
+        options: RankOptions<'_>,
+        monitor: &Monitor,
+    ) -> Result<Ranks> {
+        let options = RankOptions { metric: self.layout.metric, ..options };
+        let query = query.erase();
+        options.check(query, self.layout.dim, self.rows(), groups)?;
+        let execution = self.execution(query.rows(), 1, options.simd, options.threads);
+        let problem = options.problem(query, self.rows(), E::DOUBLE, false);
+        let problem = Problem { threads: execution.threads(), ..problem };
+        execution.run(|| ranks::search(query, &self.sources(&self.matrices()?), groups, options, problem, monitor))
     }
 }
 
@@ -323,6 +343,7 @@ mod tests {
     use super::*;
     use crate::arch::level::Level;
     use crate::runtime::float_env::while_flushing;
+    use crate::search::SelfRule;
 
     /// A thread that flushes subnormal numbers to zero would see other rows, and make panels of those.
     #[test]
@@ -333,8 +354,13 @@ mod tests {
         let queries = MatrixRef::new(&numbers[..800], 100, 8, Argument::Query).expect("a good matrix");
         let simd = Level::available().into_iter().filter_map(Simd::new).next_back().expect("a level");
         let monitor = Monitor::new();
-        let options =
-            Options { k: 3, metric: Metric::SqEuclidean, exclude_self: false, simd, threads: NonZero::<usize>::MIN };
+        let options = Options {
+            k: 3,
+            metric: Metric::SqEuclidean,
+            exclude: SelfRule::None,
+            simd,
+            threads: NonZero::<usize>::MIN,
+        };
         let index = || Index::new(8, Metric::SqEuclidean).expect("columns").sealed_at(64);
         let (plain, flushed) = (index(), index());
         plain.add(rows, simd, 1, &monitor).expect("good rows");

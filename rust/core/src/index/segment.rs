@@ -13,16 +13,24 @@ use crate::runtime::Monitor;
 use crate::runtime::alloc::try_vec;
 use crate::saved::{Mapped, Stored};
 use crate::search::plan::Problem;
-use crate::search::references::{Guard, PanelCache, References, StoredPanels};
+use crate::search::references::{Guard, PanelCache, Source, StoredPanels};
+
+/// What all segments of an index share.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Layout {
+    pub(super) metric: Metric,
+    /// Columns of the rows.
+    pub(super) dim: usize,
+    /// A segment with this many rows is sealed: it is packed and takes no more.
+    pub(super) sealed_rows: usize,
+}
 
 /// See the module header.
 pub(super) struct Segment<E> {
     numbers: Numbers<E>,
     rows: usize,
-    dim: usize,
-    /// From so many rows on it takes no more.
-    sealed_rows: usize,
-    /// `None` while it takes more.
+    layout: Layout,
+    /// `None` while the segment grows.
     panels: Option<PanelCache>,
 }
 
@@ -35,42 +43,37 @@ enum Numbers<E> {
 const ROWS: &str = "the rows of the index";
 
 impl<E: Element + Stored> Segment<E> {
-    /// A segment that takes more rows until there are `sealed_rows`.
-    pub(super) fn new(rows: MatrixRef<'_, E>, sealed_rows: usize) -> Result<Self> {
+    /// A segment that grows until it is sealed.
+    pub(super) fn new(rows: MatrixRef<'_, E>, layout: Layout) -> Result<Self> {
         let mut numbers = try_vec(rows.rows() * rows.dim(), ROWS)?;
         numbers.extend_from_slice(rows.as_slice());
-        Ok(Self::of(Numbers::Owned(numbers), rows.rows(), rows.dim(), sealed_rows))
+        Ok(Self::of(Numbers::Owned(numbers), rows.rows(), layout))
     }
 
     /// A segment whose rows lie in a file, and its panels if it has any.
-    pub(super) fn mapped(
-        numbers: Mapped<E>,
-        rows: usize,
-        dim: usize,
-        filed: Option<StoredPanels>,
-        sealed_rows: usize,
-    ) -> Self {
-        let mut segment = Self::of(Numbers::Mapped(numbers), rows, dim, sealed_rows);
-        if let Some(filed) = filed {
-            segment.panels = Some(PanelCache::filed(filed));
+    pub(super) fn mapped(numbers: Mapped<E>, rows: usize, stored: Option<StoredPanels>, layout: Layout) -> Self {
+        let mut segment = Self::of(Numbers::Mapped(numbers), rows, layout);
+        if let Some(stored) = stored {
+            segment.panels = Some(PanelCache::stored(layout.metric, stored));
         }
         segment
     }
 
-    fn of(numbers: Numbers<E>, rows: usize, dim: usize, sealed_rows: usize) -> Self {
-        let panels = (rows >= sealed_rows).then(PanelCache::default);
-        Self { numbers, rows, dim, sealed_rows, panels }
+    fn of(numbers: Numbers<E>, rows: usize, layout: Layout) -> Self {
+        let panels = (rows >= layout.sealed_rows).then(|| PanelCache::new(layout.metric));
+        Self { numbers, rows, layout, panels }
     }
 
     /// Make the panels that searches of this level begin with, unless they are there.
-    pub(super) fn pack(&self, metric: Metric, simd: Simd, threads: usize, monitor: &Monitor) -> Result<()> {
+    pub(super) fn pack(&self, simd: Simd, threads: usize, monitor: &Monitor) -> Result<()> {
+        let metric = self.layout.metric;
         if self.is_growing() || !metric.is_filterable() {
             return Ok(());
         }
         let problem = Problem {
             queries: usize::MAX,
             references: self.rows,
-            dim: self.dim,
+            dim: self.layout.dim,
             k: 1,
             threads,
             double: E::DOUBLE,
@@ -80,15 +83,16 @@ impl<E: Element + Stored> Segment<E> {
         let Some(filter) = problem.filter_of_panels(simd.level()) else {
             return Ok(());
         };
-        let packing = Packing { references: self.references(self.dim)?, metric, simd, threads, monitor };
+        let rows = self.unverified()?;
+        let packing = Packing { source: self.source(&rows), metric, simd, threads, monitor };
         crate::filter::with_filter(simd, metric, filter, packing)
     }
 
     /// Append rows to an open segment: in place, unless a search is looking at it.
     pub(super) fn append(segment: &mut Arc<Self>, rows: MatrixRef<'_, E>) -> Result<()> {
         let count = segment.rows + rows.rows();
-        let sealed = count >= segment.sealed_rows;
-        let (dim, sealed_rows) = (segment.dim, segment.sealed_rows);
+        let Layout { metric, dim, sealed_rows } = segment.layout;
+        let sealed = count >= sealed_rows;
         if let Some(Self { numbers: Numbers::Owned(numbers), rows: so_far, panels, .. }) = Arc::get_mut(segment) {
             let more = rows.as_slice();
             if numbers.capacity() < count * dim {
@@ -100,27 +104,27 @@ impl<E: Element + Stored> Segment<E> {
             }
             numbers.extend_from_slice(more);
             *so_far = count;
-            *panels = sealed.then(PanelCache::default);
+            *panels = sealed.then(|| PanelCache::new(metric));
             return Ok(());
         }
-        let mut numbers = try_vec(count * segment.dim, ROWS)?;
+        let mut numbers = try_vec(count * dim, ROWS)?;
         numbers.extend_from_slice(segment.range(0..segment.rows)?);
         numbers.extend_from_slice(rows.as_slice());
-        *segment = Arc::new(Self::of(Numbers::Owned(numbers), count, segment.dim, segment.sealed_rows));
+        *segment = Arc::new(Self::of(Numbers::Owned(numbers), count, segment.layout));
         Ok(())
     }
 
     /// The rows whose place in `mask` is false, as a segment of its own. Its panels are made when they are first needed.
     pub(super) fn without(&self, mask: &[bool]) -> Result<Self> {
         let count = mask.iter().filter(|removed| !**removed).count();
-        let mut numbers = try_vec(count * self.dim, ROWS)?;
+        let mut numbers = try_vec(count * self.layout.dim, ROWS)?;
         for row in (0..self.rows).filter(|&row| !mask[row]) {
             numbers.extend_from_slice(self.range(row..row + 1)?);
         }
-        let mut segment = Self::of(Numbers::Owned(numbers), count, self.dim, self.sealed_rows);
+        let mut segment = Self::of(Numbers::Owned(numbers), count, self.layout);
         // A segment that was just large enough stays packed, or each search would pack it.
-        if !self.is_growing() && segment.is_growing() && count >= self.sealed_rows.div_ceil(2) {
-            segment.panels = Some(PanelCache::default());
+        if !self.is_growing() && segment.is_growing() && count >= self.layout.sealed_rows.div_ceil(2) {
+            segment.panels = Some(PanelCache::new(self.layout.metric));
         }
         Ok(segment)
     }
@@ -147,28 +151,37 @@ impl<E: Element + Stored> Segment<E> {
         numbers + self.panels.as_ref().map_or(0, PanelCache::bytes)
     }
 
-    /// The numbers of some rows, which may be read.
+    /// The numbers of some rows, verified.
     pub(super) fn range(&self, rows: Range<usize>) -> Result<&[E]> {
-        let range = rows.start * self.dim..rows.end * self.dim;
+        let range = rows.start * self.layout.dim..rows.end * self.layout.dim;
         match &self.numbers {
             Numbers::Owned(numbers) => Ok(&numbers[range]),
             Numbers::Mapped(numbers) => numbers.range(range),
         }
     }
 
-    /// All rows, which may be read.
+    /// All rows, verified.
     pub(super) fn matrix(&self) -> Result<MatrixRef<'_, E>> {
-        MatrixRef::new(self.range(0..self.rows)?, self.rows, self.dim, Argument::Reference)
+        MatrixRef::new(self.range(0..self.rows)?, self.rows, self.layout.dim, Argument::Reference)
     }
 
-    /// The rows as a search wants them.
-    pub(super) fn references(&self, dim: usize) -> Result<References<'_, E>> {
-        let (numbers, guard) = match &self.numbers {
-            Numbers::Owned(numbers) => (numbers.as_slice(), None),
-            Numbers::Mapped(numbers) => (numbers.unverified(), Some(self as &dyn Guard)),
+    /// All rows; each must be verified before it is read.
+    pub(super) fn unverified(&self) -> Result<MatrixRef<'_, E>> {
+        let numbers = match &self.numbers {
+            Numbers::Owned(numbers) => numbers.as_slice(),
+            Numbers::Mapped(numbers) => numbers.unverified(),
         };
-        let rows = MatrixRef::new(numbers, self.rows, dim, Argument::Reference)?;
-        Ok(References { rows, kept: self.panels.as_ref(), guard, finite: true })
+        MatrixRef::new(numbers, self.rows, self.layout.dim, Argument::Reference)
+    }
+
+    /// `rows`, which are [`Segment::unverified`], as a scan takes them.
+    pub(super) fn source<'a>(&'a self, rows: &'a MatrixRef<'a, E>) -> Source<'a> {
+        let guard = match &self.numbers {
+            Numbers::Owned(_) => None,
+            Numbers::Mapped(_) => Some(self as &dyn Guard),
+        };
+        let cache = self.panels.as_ref();
+        Source { rows, cache, guard, finite: true, packed: cache.is_some() }
     }
 }
 
@@ -177,24 +190,24 @@ impl<E: Element + Stored> Guard for Segment<E> {
     fn verify(&self, rows: Range<usize>) -> Result<()> {
         match &self.numbers {
             Numbers::Owned(_) => Ok(()),
-            Numbers::Mapped(numbers) => numbers.verify(rows.start * self.dim..rows.end * self.dim),
+            Numbers::Mapped(numbers) => numbers.verify(rows.start * self.layout.dim..rows.end * self.layout.dim),
         }
     }
 }
 
 /// Makes panels and keeps them.
-struct Packing<'a, E> {
-    references: References<'a, E>,
+struct Packing<'a> {
+    source: Source<'a>,
     metric: Metric,
     simd: Simd,
     threads: usize,
     monitor: &'a Monitor,
 }
 
-impl<E: Element> WithKernel for Packing<'_, E> {
+impl WithKernel for Packing<'_> {
     type Output = Result<()>;
 
     fn run<K: Kernel + 'static>(self, _: K) -> Self::Output {
-        self.references.panels::<K>(self.simd, self.metric, self.threads, self.monitor).map(drop)
+        self.source.panels::<K>(self.simd, self.metric, self.threads, self.monitor).map(drop)
     }
 }

@@ -1,33 +1,33 @@
-//! A search whose references come block by block, for those that do not fit in memory.
+//! The k nearest among references that arrive block by block, for those that do not fit in memory.
 //!
 //! ```text
-//! places of each query: k, taken by nobody yet
+//! k places of each query, all empty
 //! for each block of references
-//!     k-th place ──> bar of the query ──> driver: only rows before the bar survive
-//!     found ──numbered on from the rows before──> merged into the places
+//!     k-th place ──> initial threshold of the query ──> knn: only rows before it survive
+//!     found ──numbered after the rows before──> merged into the places
 //! places ──> values and rows, the same bytes as from one search of all blocks together
 //! ```
 //!
 //! The order of neighbours is total and known in float64, so the k first of all blocks are the k first of the k first of
 //! each. Among equal values the row that came first stays first, so a row of a later block must be strictly nearer.
 
+use super::knn::{self, Neighbours, Options, numbered_from};
+use super::nearest::Out;
+use super::plan::Problem;
+use super::references::Source;
+use super::{Context, Execution, check_finite};
 use crate::error::{Argument, Error, Result};
-use crate::matrix::{Element, MatrixRef, QueryRef, check_row_count};
-use crate::order::Neighbour;
-use crate::runtime::Monitor;
-use crate::runtime::alloc::try_vec;
-use crate::runtime::alloc::try_zeroed;
-use crate::runtime::{float_env, pool};
-use crate::search::Neighbours;
-use crate::search::plan::{self, Options, Problem};
-use crate::search::references::References;
-use crate::search::scan::{Job, Out};
+use crate::exact::rows::Rows;
+use crate::matrix::{Element, MatrixRef, Precision, check_row_count};
+use crate::order::{Neighbour, Ranking};
+use crate::runtime::alloc::{try_vec, try_zeroed};
+use crate::runtime::{Monitor, float_env};
 
 /// The nearest so far of some queries. The queries themselves are handed in again with each block, which makes a new one: so
 /// a block is taken in whole or not at all.
 #[derive(Debug)]
-pub struct BlockSearch {
-    options: Options,
+pub struct BlockSearch<'a> {
+    options: Options<'a>,
     queries: usize,
     dim: usize,
     /// References so far.
@@ -36,22 +36,19 @@ pub struct BlockSearch {
     places: Vec<Neighbour>,
 }
 
-impl BlockSearch {
+impl<'o> BlockSearch<'o> {
     /// A search that has seen no references yet.
     ///
     /// # Errors
     /// [`Error::NonFinite`] for a query row, [`Error::OutOfMemory`].
-    pub fn new<E: Element>(query: MatrixRef<'_, E>, options: Options) -> Result<Self> {
-        Self::of::<E>(query.into(), options)
+    pub fn new<E: Element>(query: MatrixRef<'_, E>, options: Options<'o>) -> Result<Self> {
+        Self::of(&query, options)
     }
 
-    /// The same for queries that may be widened already.
-    pub(crate) fn of<E: Element>(query: QueryRef<'_, E>, options: Options) -> Result<Self> {
-        if let Some(error) = query.first_non_finite(0) {
-            return Err(error);
-        }
-        let places = query.rows().checked_mul(options.k);
-        let places = places.ok_or(Error::OutOfMemory { bytes: usize::MAX, what: "the neighbours" })?;
+    /// The same for queries of any type.
+    pub(crate) fn of(query: &dyn Rows, options: Options<'o>) -> Result<Self> {
+        check_finite(query)?;
+        let places = knn::places(query.rows(), options.k)?;
         let mut search = Self {
             options,
             queries: query.rows(),
@@ -68,22 +65,28 @@ impl BlockSearch {
         self.rows
     }
 
-    fn problem<E: Element>(&self, references: usize, packed: bool) -> Problem {
+    fn problem(&self, references: usize, double: bool, packed: bool) -> Problem {
         Problem {
             queries: self.queries,
             references,
             dim: self.dim,
             k: self.options.k,
             threads: self.options.threads.get(),
-            double: E::DOUBLE,
+            double,
             packed,
             metric: self.options.metric,
         }
     }
 
-    /// Whether a block of so many references is searched before a hand-over to other threads would be.
+    /// How a block of `references` rows is searched.
+    pub fn execution<E: Element>(&self, references: usize) -> Execution {
+        let problem = self.problem(references, E::DOUBLE, false);
+        Execution::decide(self.options.simd, self.options.threads, &problem)
+    }
+
+    /// Whether a block of `references` rows is searched before a hand-over to other threads would be.
     pub fn is_small<E: Element>(&self, references: usize) -> bool {
-        plan::is_small(&self.problem::<E>(references, false), self.options.simd.level())
+        self.execution::<E>(references).is_inline()
     }
 
     /// This search after one more block, whose rows are numbered on from those before.
@@ -100,20 +103,15 @@ impl BlockSearch {
         let mut places = try_vec(self.places.len(), "the neighbours")?;
         places.extend_from_slice(&self.places);
         let mut after = Self { places, ..*self };
-        monitor.begin(self.problem::<E>(reference.rows(), false).pairs());
-        after.take_in(query.into(), References::one_shot(reference), monitor)?;
+        monitor.begin(self.problem(reference.rows(), E::DOUBLE, false).pairs());
+        after.take_in(&query, Source::one_shot(&reference), monitor)?;
         Ok(after)
     }
 
-    /// Search a part of the references whose panels may be kept; the caller has begun the monitor. After an error this search
-    /// is of no use any more.
-    pub(crate) fn take_in<E: Element>(
-        &mut self,
-        query: QueryRef<'_, E>,
-        references: References<'_, E>,
-        monitor: &Monitor,
-    ) -> Result<()> {
-        let reference = references.rows;
+    /// Search one more source of references; the caller has begun the monitor. After an error this search cannot be used
+    /// any more.
+    pub(crate) fn take_in(&mut self, query: &dyn Rows, source: Source<'_>, monitor: &Monitor) -> Result<()> {
+        let reference = source.rows;
         if query.dim() != reference.dim() {
             return Err(Error::DimensionMismatch { query: query.dim(), reference: reference.dim() });
         }
@@ -122,46 +120,47 @@ impl BlockSearch {
             return Err(Error::BadBuffer { rows: self.queries, dim: self.dim, elements });
         }
         check_row_count(self.rows.saturating_add(reference.rows()), Argument::Reference)?;
-        let mut problem = self.problem::<E>(reference.rows(), references.kept.is_some());
-        let is_small = plan::is_small(&problem, self.options.simd.level());
-        if is_small {
-            problem.threads = 1;
-        }
-        pool::enter(self.options.threads, is_small, || self.take_in_here(query, references, problem, monitor))
+        let double = reference.precision() == Precision::Double;
+        let problem = self.problem(reference.rows(), double, source.packed);
+        let execution = Execution::decide(self.options.simd, self.options.threads, &problem);
+        let problem = Problem { threads: execution.threads(), ..problem };
+        execution.run(|| self.take_in_here(query, source, problem, monitor)).map_err(numbered_from(self.rows))?;
+        self.rows += reference.rows();
+        Ok(())
     }
 
-    fn take_in_here<E: Element>(
+    fn take_in_here(
         &mut self,
-        query: QueryRef<'_, E>,
-        references: References<'_, E>,
+        query: &dyn Rows,
+        source: Source<'_>,
         problem: Problem,
         monitor: &Monitor,
     ) -> Result<()> {
-        let (first_row, reference) = (self.rows, references.rows);
-        let numbered_on = |error| match error {
-            Error::NonFinite { argument: Argument::Reference, row, column, value } => {
-                Error::NonFinite { argument: Argument::Reference, row: first_row + row, column, value }
-            }
-            other => other,
-        };
-        if self.places.is_empty() || reference.rows() == 0 {
+        if self.places.is_empty() || source.rows.rows() == 0 {
             // Nothing to search, but what was passed must still be good.
-            references.check_finite(problem.threads, monitor).map_err(numbered_on)?;
-        } else {
-            let k = self.options.k;
-            let mut bars = Vec::new();
-            // Before so many rows nobody's places are all taken.
-            if first_row >= k {
-                bars = try_vec(self.queries, "the neighbours")?;
-                bars.extend(self.places.chunks(k).map(|places| places[k - 1].bar()));
-            }
-            let options = &self.options;
-            Job { query, references, options, problem, monitor, first_row, bars: &bars }
-                .run(Out::SoFar(&mut self.places))
-                .map_err(numbered_on)?;
+            return source.check_finite(problem.threads, monitor);
         }
-        self.rows += reference.rows();
-        Ok(())
+        let Options { k, metric, exclude, simd, .. } = self.options;
+        let mut initial = Vec::new();
+        // Before k rows have come, no query has k neighbours.
+        if self.rows >= k {
+            initial = try_vec(self.queries, "the neighbours")?;
+            initial.extend(self.places.chunks(k).map(|places| places[k - 1].threshold()));
+        }
+        let context = Context {
+            query,
+            source,
+            first_reference: self.rows,
+            rows: 0..source.rows.rows(),
+            metric,
+            ranking: Ranking::new(metric, source.rows.precision()),
+            exclude,
+            upper_triangle: false,
+            simd,
+            problem,
+            monitor,
+        };
+        knn::search(&context, &initial, Out::SoFar(&mut self.places))
     }
 
     /// The neighbours among all references so far.
@@ -169,7 +168,8 @@ impl BlockSearch {
     /// # Errors
     /// [`Error::ReferenceLacksQueries`], [`Error::KTooLarge`] and [`Error::KTooLargeWithoutSelf`]: there are too few of them.
     pub fn result<E: Element>(&self) -> Result<Neighbours<E::Output>> {
-        self.options.check_sizes(self.queries, self.rows)?;
+        super::check_rows(self.queries, self.rows, self.options.exclude)?;
+        super::check_k(self.options.k, self.rows, self.options.exclude)?;
         float_env::with_default(|| self.result_here::<E>())
     }
 
@@ -226,8 +226,9 @@ impl BlockSearch {
         }
         for (query, places) in places.chunks(self.options.k.max(1)).enumerate() {
             let ordered = places.windows(2).all(|pair| pair[0] < pair[1] || pair[1] == Neighbour::EMPTY);
-            let itself = |place: &Neighbour| self.options.exclude_self && place.row() as usize == query;
-            let others = so_far - usize::from(self.options.exclude_self && query < so_far);
+            let own = self.options.exclude.own_row(query);
+            let itself = |place: &Neighbour| own == Some(place.row() as usize);
+            let others = so_far - usize::from(own.is_some_and(|own| own < so_far));
             let taken = places.iter().filter(|place| **place != Neighbour::EMPTY).count();
             if !ordered || taken != others.min(places.len()) || places.iter().any(itself) {
                 let wanted = format!("hold the nearest of {so_far} references, nearest first");
@@ -247,12 +248,13 @@ mod tests {
     use crate::arch::level::{Level, Simd};
     use crate::metric::Metric;
     use crate::runtime::float_env::while_flushing;
+    use crate::search::SelfRule;
 
     #[test]
     fn results_do_not_depend_on_the_callers_float_state() {
         let simd = Level::available().into_iter().filter_map(Simd::new).next_back().expect("a level");
         let (k, threads) = (2, NonZero::<usize>::MIN);
-        let options = Options { k, metric: Metric::Cityblock, exclude_self: false, simd, threads };
+        let options = Options { k, metric: Metric::Cityblock, exclude: SelfRule::None, simd, threads };
         let query = MatrixRef::new(&[0.0f32], 1, 1, Argument::Query).expect("a good matrix");
         let numbers = [3, 1, 2].map(f32::from_bits);
         let block = MatrixRef::new(&numbers, 3, 1, Argument::Reference).expect("a good matrix");

@@ -10,19 +10,17 @@ use std::num::NonZero;
 
 use rayon::prelude::*;
 
+use super::plan::{self, Problem};
+use super::{Execution, check_finite};
 use crate::arch::level::Simd;
 use crate::error::{Argument, Error, Result};
+use crate::exact::rows::Rows;
 use crate::exact::{Prepared, Widened, score};
 use crate::matrix::{Element, MatrixRef};
 use crate::metric::Metric;
 use crate::order::Neighbour;
 use crate::runtime::Monitor;
 use crate::runtime::alloc::try_zeroed;
-use crate::runtime::pool;
-use crate::search::plan::{self, Problem};
-
-/// Pairs of a task: a few hundred microseconds for rows of ordinary width.
-const TASK_PAIRS: usize = 1024;
 
 /// What to measure.
 #[derive(Debug, Clone, Copy)]
@@ -58,8 +56,8 @@ impl<'a, E: Element> Pairwise<'a, E> {
         Ok(Self { query, reference, options })
     }
 
-    /// Whether the work is over before a hand-over to other threads would be.
-    pub fn is_small(&self) -> bool {
+    /// How the work runs.
+    pub fn execution(&self) -> Execution {
         // As much as one reference row against all the queries.
         let problem = Problem {
             queries: self.query.rows(),
@@ -71,7 +69,12 @@ impl<'a, E: Element> Pairwise<'a, E> {
             packed: false,
             metric: self.options.metric,
         };
-        plan::is_small(&problem, self.options.simd.level())
+        Execution::decide(self.options.simd, self.options.threads, &problem)
+    }
+
+    /// Whether the work is over before a hand-over to other threads would be.
+    pub fn is_small(&self) -> bool {
+        self.execution().is_inline()
     }
 
     /// The value of each pair: on this thread alone if there is little to do, else on the pool of this process with as many
@@ -81,22 +84,20 @@ impl<'a, E: Element> Pairwise<'a, E> {
     /// [`Error::NonFinite`] for a NaN or an infinity (the query's first, then the reference's), [`Error::OutOfMemory`],
     /// [`Error::Cancelled`].
     pub fn run(&self, monitor: &Monitor) -> Result<Vec<E::Output>> {
-        pool::enter(self.options.threads, self.is_small(), || self.run_here(monitor))
+        let execution = self.execution();
+        execution.run(|| self.run_here(execution, monitor))
     }
 
-    fn run_here(&self, monitor: &Monitor) -> Result<Vec<E::Output>> {
-        for (matrix, argument) in [(self.query, Argument::Query), (self.reference, Argument::Reference)] {
-            if let Some(error) = matrix.first_non_finite(argument, 0) {
-                return Err(error);
-            }
-        }
+    fn run_here(&self, execution: Execution, monitor: &Monitor) -> Result<Vec<E::Output>> {
+        check_finite(&self.query)?;
+        Rows::first_non_finite(&self.reference, Argument::Reference, 0).map_or(Ok(()), Err)?;
         monitor.begin(self.query.rows() as u64);
         let mut values = try_zeroed::<E::Output>(self.query.rows(), "the values of the pairs")?;
-        let tasks = |(task, values): (usize, &mut [E::Output])| self.fill(task * TASK_PAIRS, values, monitor);
-        if self.is_small() {
-            values.chunks_mut(TASK_PAIRS).enumerate().try_for_each(tasks)?;
+        let tasks = |(task, values): (usize, &mut [E::Output])| self.fill(task * plan::PAIRWISE_TASK, values, monitor);
+        if execution.is_inline() {
+            values.chunks_mut(plan::PAIRWISE_TASK).enumerate().try_for_each(tasks)?;
         } else {
-            values.par_chunks_mut(TASK_PAIRS).enumerate().with_max_len(1).try_for_each(tasks)?;
+            values.par_chunks_mut(plan::PAIRWISE_TASK).enumerate().with_max_len(1).try_for_each(tasks)?;
         }
         Ok(values)
     }

@@ -14,13 +14,11 @@
 //!
 //! A plan changes the time of a search, never its answer.
 
-use std::num::NonZero;
 use std::ops::Range;
 
 use crate::arch;
 use crate::arch::kernel::{MAX_RUN, SAMPLE_STRIDE};
-use crate::arch::level::{Level, Simd};
-use crate::error::{Error, Result};
+use crate::arch::level::Level;
 use crate::filter::Filter;
 use crate::filter::bound::{LARGEST_DIM, LARGEST_INT8_DIM};
 use crate::metric::{Geometry, Metric};
@@ -102,40 +100,31 @@ const DIRECT_COST: u64 = 8;
 /// The same where each takes a power.
 const COSTLY_DIRECT_COST: u64 = 256;
 
-/// What to look for.
-#[derive(Debug, Clone, Copy)]
-pub struct Options {
-    /// Neighbours of each query.
-    pub k: usize,
-    /// What is measured.
-    pub metric: Metric,
-    /// Query `i` is reference row `i` and must not return it.
-    pub exclude_self: bool,
-    /// The level to run at.
-    pub simd: Simd,
-    /// Threads to search with.
-    pub threads: NonZero<usize>,
-}
+/// Panels of the first scan of queries that have no threshold yet; doubled until a block is scanned at once.
+pub(crate) const WARM_UP_PANELS: usize = 2;
 
-impl Options {
-    /// Whether so many references have enough neighbours for so many queries.
-    ///
-    /// # Errors
-    /// [`Error::ReferenceLacksQueries`], [`Error::KTooLarge`] and [`Error::KTooLargeWithoutSelf`].
-    pub(crate) fn check_sizes(&self, queries: usize, references: usize) -> Result<()> {
-        let k = self.k;
-        if self.exclude_self && references < queries {
-            return Err(Error::ReferenceLacksQueries { queries, references });
-        }
-        if k > references {
-            return Err(Error::KTooLarge { k, references });
-        }
-        if self.exclude_self && k > 0 && k >= references {
-            return Err(Error::KTooLargeWithoutSelf { k, references });
-        }
-        Ok(())
-    }
-}
+/// The same for rows that are not packed.
+pub(crate) const WARM_UP_ROWS: usize = 64;
+
+/// Query rows of a task of a search by radius at most, a multiple of the tallest panel: bounds what is found and not yet
+/// written out.
+pub(crate) const RADIUS_CHUNK_ROWS: usize = 192;
+
+/// Rows among themselves for which a search by radius meets each pair once; fewer take no time anyway.
+pub(crate) const TRIANGLE_ROWS: usize = 1024;
+
+/// Undecided rows of a query for ranks that are worth a pass of float64.
+pub(crate) const RANK_BATCH: usize = 32;
+
+/// Pairs that a task of symmetric tiles holds before it enters them: usual tasks find fewer between two blocks.
+pub(crate) const PAIRS_BUFFERED: usize = 1 << 16;
+
+/// Pairs of a task of [`crate::Pairwise`]: a few hundred microseconds for rows of ordinary width.
+pub(crate) const PAIRWISE_TASK: usize = 1024;
+
+/// Rows of a segment of an index that is packed. Smaller ones are searched as they lie, or packed for one search: that costs
+/// little.
+pub(crate) const SEALED_ROWS: usize = 8192;
 
 /// The sizes that a plan depends on.
 #[derive(Debug, Clone, Copy)]
@@ -284,15 +273,10 @@ impl Plan {
         Self { chunk, splits }
     }
 
-    /// One chunk of `queries`.
-    pub(crate) fn chunk_of(&self, queries: &Range<usize>, chunk: usize) -> Range<usize> {
-        let start = queries.start + chunk * self.chunk;
-        start..(start + self.chunk).min(queries.end)
-    }
-
-    /// The part of `items` (rows or panels) that belongs to one split.
-    pub(crate) fn split(&self, items: usize, split: usize) -> Range<usize> {
-        items * split / self.splits..items * (split + 1) / self.splits
+    /// The part of `units` (panels or rows) that belongs to one split.
+    pub(crate) fn split(&self, units: Range<usize>, split: usize) -> Range<usize> {
+        let at = |split: usize| units.start + units.len() * split / self.splits;
+        at(split)..at(split + 1)
     }
 }
 
@@ -469,8 +453,7 @@ mod tests {
     #[test]
     fn splits_cover_everything_once() {
         let plan = Plan { chunk: 7, splits: 3 };
-        let parts: Vec<_> = (0..3).map(|split| plan.split(10, split)).collect();
-        assert_eq!(parts, [0..3, 3..6, 6..10]);
-        assert_eq!(plan.chunk_of(&(100..110), 1), 107..110);
+        let parts: Vec<_> = (0..3).map(|split| plan.split(5..15, split)).collect();
+        assert_eq!(parts, [5..8, 8..11, 11..15]);
     }
 }

@@ -16,9 +16,6 @@ use crate::filter::bound::Bound;
 /// Keys that are counted in one go: they and their bounds stay in the first-level cache.
 pub(crate) const BLOCK: usize = 256;
 
-/// Neighbouring keys that share an error: the width of the narrowest panel.
-pub(crate) const SAME_ERROR: usize = 8;
-
 /// Bounds that are looked at side by side.
 const LANES: usize = 16;
 
@@ -43,8 +40,8 @@ impl Bounds {
         Self { low: [0.0; BLOCK], high: [0.0; BLOCK] }
     }
 
-    /// A row that is not counted: surely behind everybody.
-    pub(crate) fn leave_out(&mut self, at: usize) {
+    /// A row that is not counted: surely behind all targets.
+    pub(crate) fn exclude(&mut self, at: usize) {
         self.low[at] = f32::NEG_INFINITY;
         self.high[at] = f32::NEG_INFINITY;
     }
@@ -153,22 +150,27 @@ impl Limits {
 }
 
 multiversion! {
-    /// The bounds of up to [`BLOCK`] keys, one error for each [`SAME_ERROR`] of them; minus infinity where there is no key.
+    /// The bounds of up to [`BLOCK`] keys, one error each; minus infinity where there is no key.
     ///
     /// A bound may be rounded: no rounded number is on the other side of a float32 number than the exact one was.
     pub(crate) fn bound(keys: &[f32], errors: &[f32], bounds: &mut Bounds) {
-        let (lows, _) = bounds.low.as_chunks_mut::<SAME_ERROR>();
-        let (highs, _) = bounds.high.as_chunks_mut::<SAME_ERROR>();
-        let (keys, _) = keys.as_chunks::<SAME_ERROR>();
-        for ((low, high), (keys, error)) in lows.iter_mut().zip(highs.iter_mut()).zip(keys.iter().zip(errors)) {
-            for n in 0..SAME_ERROR {
-                // `max` and `min` take the infinity where the other is not a number.
-                low[n] = (keys[n] - error).max(f32::NEG_INFINITY);
-                high[n] = (keys[n] + error).min(f32::INFINITY);
+        let ((keys, last_keys), (errors, last_errors)) = (keys.as_chunks::<LANES>(), errors.as_chunks::<LANES>());
+        let lows = bounds.low.as_chunks_mut::<LANES>().0.iter_mut();
+        let mut places = lows.zip(bounds.high.as_chunks_mut::<LANES>().0);
+        for ((keys, errors), (low, high)) in keys.iter().zip(errors).zip(&mut places) {
+            for n in 0..LANES {
+                // `max` and `min` take the infinity where the other is NaN.
+                low[n] = (keys[n] - errors[n]).max(f32::NEG_INFINITY);
+                high[n] = (keys[n] + errors[n]).min(f32::INFINITY);
             }
         }
-        for rest in [&mut lows[keys.len()..], &mut highs[keys.len()..]] {
-            rest.fill([f32::NEG_INFINITY; SAME_ERROR]);
+        let mut rest = last_keys.iter().zip(last_errors);
+        for (low, high) in places {
+            for n in 0..LANES {
+                let (key, error) = rest.next().map_or((f32::NEG_INFINITY, 0.0), |(key, error)| (*key, *error));
+                low[n] = (key - error).max(f32::NEG_INFINITY);
+                high[n] = (key + error).min(f32::INFINITY);
+            }
         }
     }
 }
@@ -282,13 +284,14 @@ mod tests {
                     _ => (numbers[i % numbers.len()] * spread * (i * 7 % 400) as f32).round() + (i % 3) as f32 * 0.5,
                 })
                 .collect();
-            let keys = &keys[..BLOCK - SAME_ERROR];
-            let mut errors = vec![error; BLOCK / SAME_ERROR];
-            (errors[0], errors[3]) = (f32::NAN, f32::INFINITY);
+            let keys = &keys[..BLOCK - 8];
+            let mut errors = vec![error; BLOCK];
+            errors[..8].fill(f32::NAN);
+            errors[24..32].fill(f32::INFINITY);
             for simd in Level::available().into_iter().filter_map(Simd::new) {
                 let (mut bounds, mut before, mut open) = (Bounds::new(), vec![0u32; count], Vec::new());
                 bound(simd, keys, &errors, &mut bounds);
-                bounds.leave_out(100);
+                bounds.exclude(100);
                 limits.count(simd, &bounds, &mut before, &mut open);
                 if limits.by_place() {
                     let mut sum = 0;
@@ -302,7 +305,7 @@ mod tests {
                 for i in 0..BLOCK {
                     let (low, high) = (bounds.low[i], bounds.high[i]);
                     let missing = i == 100 || i >= keys.len();
-                    prop_assert!(low <= high && (missing || i >= SAME_ERROR || high == f32::INFINITY));
+                    prop_assert!(low <= high && (missing || i >= 8 || high == f32::INFINITY));
                     prop_assert!(!missing || high == f32::NEG_INFINITY);
                     let is_open = (0..count).any(|t| limits.leave_open(t, low, high));
                     if is_open {

@@ -1,9 +1,9 @@
-//! References between searches: what is searched, and the panels that are kept of it.
+//! References between searches: the rows, and the panels that are kept of them.
 //!
 //! ```text
-//! Filtered::run::<K> ──made for K before?───────> the panels
-//!                    ├── no, but in a file ─map─> kept ──> the panels
-//!                    └── no ──Panels::make──────> kept, if somebody keeps them ──> the panels
+//! scan through kernel K ──panels for K in the cache?──> the panels
+//!                         ├── no, but stored in a file ──map──> cache ──> the panels
+//!                         └── no ──Panels::make──> cache, if there is one ──> the panels
 //! ```
 
 use std::any::Any;
@@ -14,47 +14,99 @@ use rayon::prelude::*;
 
 use crate::arch::kernel::Kernel;
 use crate::arch::level::Simd;
-use crate::error::{Argument, Result};
+use crate::error::{Argument, Error, Result};
+use crate::exact::rows::Rows;
 use crate::filter::frame::Frame;
 use crate::filter::panels::{FirstBad, PackedReference};
 use crate::filter::persist::codes_name;
-use crate::matrix::{Element, MatrixRef};
+use crate::matrix::{Element, MatrixRef, Precision};
 use crate::metric::Metric;
 use crate::runtime::Monitor;
 use crate::saved::{Saved, Tensor};
 use crate::search::plan;
 
-/// Rows to search.
+/// Rows that are searched, and the panels kept of them between searches, if there are any.
+///
+/// ```
+/// use exactknn_core::{Argument, MatrixRef, Metric, PanelCache, References};
+///
+/// let rows = [0.0f32, 1.0, 2.0, 3.0];
+/// let rows = MatrixRef::new(&rows, 4, 1, Argument::Reference)?;
+/// let once: References<'_, f32> = rows.into();
+/// let cache = PanelCache::new(Metric::SqEuclidean);
+/// let again = References::cached(rows, &cache); // for many searches: packed by the first that needs panels
+/// # Ok::<(), exactknn_core::Error>(())
+/// ```
 #[derive(Clone, Copy)]
-pub(crate) struct References<'a, E> {
-    pub(crate) rows: MatrixRef<'a, E>,
-    /// Where their panels are kept; nowhere, if nobody wants them again.
-    pub(crate) kept: Option<&'a PanelCache>,
-    /// What to ask before a row is read; nothing, if they may all be read.
+pub struct References<'a, E> {
+    rows: MatrixRef<'a, E>,
+    cache: Option<&'a PanelCache>,
+}
+
+impl<'a, E: Element> References<'a, E> {
+    /// Rows whose panels `cache` keeps. The rows must not change while it does.
+    pub fn cached(rows: MatrixRef<'a, E>, cache: &'a PanelCache) -> Self {
+        Self { rows, cache: Some(cache) }
+    }
+
+    /// The rows.
+    pub fn rows(&self) -> MatrixRef<'a, E> {
+        self.rows
+    }
+
+    /// Whether panels are at hand, so that packing costs nothing.
+    pub(crate) fn is_packed(&self) -> bool {
+        self.cache.is_some_and(PanelCache::is_filled)
+    }
+}
+
+impl<'a, E: Element> From<MatrixRef<'a, E>> for References<'a, E> {
+    /// Rows that are searched once.
+    fn from(rows: MatrixRef<'a, E>) -> Self {
+        Self { rows, cache: None }
+    }
+}
+
+impl<E: Element> References<'_, E> {
+    /// The rows as a scan takes them.
+    pub(crate) fn source(&self) -> Source<'_> {
+        Source { rows: &self.rows, cache: self.cache, guard: None, finite: false, packed: self.is_packed() }
+    }
+}
+
+/// Rows as a scan takes them, whatever their type and wherever they lie.
+#[derive(Clone, Copy)]
+pub(crate) struct Source<'a> {
+    pub(crate) rows: &'a dyn Rows,
+    /// Where panels are kept between searches; `None` if they are for one search.
+    pub(crate) cache: Option<&'a PanelCache>,
+    /// Verifies rows before they are read; `None` where all of them may be.
     pub(crate) guard: Option<&'a dyn Guard>,
     /// Whether all rows are known to be finite.
     pub(crate) finite: bool,
+    /// Whether panels are at hand or kept from now on, so that packing costs a search nothing.
+    pub(crate) packed: bool,
 }
 
-/// Knows whether rows may be read.
+/// Verifies that rows may be read.
 pub(crate) trait Guard: Sync {
-    /// Asked for every row before its first use, and again at every other: it must be quick to say yes.
+    /// Called for every row before its first use, and again at every other: a second call must be quick.
     fn verify(&self, rows: Range<usize>) -> Result<()>;
 }
 
-impl<'a, E> References<'a, E> {
+impl<'a> Source<'a> {
     /// Rows that are searched once.
-    pub(crate) fn one_shot(rows: MatrixRef<'a, E>) -> Self {
-        Self { rows, kept: None, guard: None, finite: false }
+    pub(crate) fn one_shot(rows: &'a dyn Rows) -> Self {
+        Self { rows, cache: None, guard: None, finite: false, packed: false }
     }
 
-    /// Ask before `rows` are read.
+    /// Verify `rows` before they are read.
     #[inline(always)]
     pub(crate) fn verify(&self, rows: Range<usize>) -> Result<()> {
         self.guard.map_or(Ok(()), |guard| guard.verify(rows))
     }
 
-    /// Ask before these rows are read.
+    /// Verify these rows before they are read.
     #[inline(always)]
     pub(crate) fn verify_each(&self, rows: &[u32]) -> Result<()> {
         match self.guard {
@@ -62,28 +114,25 @@ impl<'a, E> References<'a, E> {
             Some(guard) => rows.iter().try_for_each(|&row| guard.verify(row as usize..row as usize + 1)),
         }
     }
-}
 
-impl<E: Element> References<'_, E> {
-    /// Whether all rows are finite, where nobody packs them; a pass over them is cheap beside a search in float64.
+    /// Refuse rows that are not finite, where no packing does; a pass over them is cheap beside a search in float64.
     pub(crate) fn check_finite(&self, threads: usize, monitor: &Monitor) -> Result<()> {
         if self.finite {
             return Ok(());
         }
         let bad = FirstBad::new();
-        let is_bad = |row: &usize| !self.rows.row(*row).iter().all(|x| x.to_f64().is_finite());
         self.each_piece(threads, monitor, |mut rows| {
-            if let Some(row) = rows.find(is_bad) {
+            if let Some(row) = rows.find(|row| !self.rows.is_finite(*row)) {
                 bad.report(row);
             }
         })?;
         bad.check(self.rows, Argument::Reference)
     }
 
-    /// Do `work` for all rows, piece by piece, each when it may be read.
+    /// Do `work` for all rows, piece by piece, each once it has been verified.
     fn each_piece(&self, threads: usize, monitor: &Monitor, work: impl Fn(Range<usize>) + Sync) -> Result<()> {
         let rows = self.rows.rows();
-        let step = plan::block_rows(self.rows.dim().saturating_mul(size_of::<E>()));
+        let step = plan::block_rows(self.rows.row_bytes());
         let piece = |number: usize| {
             monitor.check()?;
             let piece = number * step..((number + 1) * step).min(rows);
@@ -109,8 +158,8 @@ impl<E: Element> References<'_, E> {
             }
             Panels::make(simd, metric, self.rows, threads, monitor)
         };
-        match self.kept {
-            Some(kept) => kept.panels(self.rows, metric, make),
+        match self.cache {
+            Some(cache) => cache.panels(self.rows, metric, make),
             None => make().map(Arc::new),
         }
     }
@@ -123,13 +172,7 @@ pub(crate) struct Panels<K: Kernel> {
 }
 
 impl<K: Kernel> Panels<K> {
-    fn make<E: Element>(
-        simd: Simd,
-        metric: Metric,
-        rows: MatrixRef<'_, E>,
-        threads: usize,
-        monitor: &Monitor,
-    ) -> Result<Self> {
+    fn make(simd: Simd, metric: Metric, rows: &dyn Rows, threads: usize, monitor: &Monitor) -> Result<Self> {
         let frame = Frame::choose(simd, metric, rows);
         let packed = PackedReference::pack(simd, &frame, rows, threads, monitor)?;
         Ok(Self { frame, packed })
@@ -176,66 +219,109 @@ pub(crate) struct StoredPanels {
     pub(crate) codes_name: String,
 }
 
-/// The panels of one matrix and one metric: a form for each kernel that has asked.
-#[derive(Default)]
-pub(crate) struct PanelCache {
-    forms: Mutex<Vec<Arc<dyn AnyPanels>>>,
-    filed: Option<StoredPanels>,
+/// The panels of one matrix and one metric: a form for each kernel that a search has used.
+pub struct PanelCache {
+    metric: Metric,
+    forms: Mutex<Forms>,
+    stored: Option<StoredPanels>,
 }
 
-fn find<K: Kernel + 'static>(forms: &[Arc<dyn AnyPanels>]) -> Option<Arc<Panels<K>>> {
-    forms.iter().find_map(|form| (Arc::clone(form) as Arc<dyn Any + Send + Sync>).downcast().ok())
+#[derive(Default)]
+struct Forms {
+    /// [`Rows::identity`] of the rows that were packed.
+    rows: Option<(usize, usize)>,
+    panels: Vec<Arc<dyn AnyPanels>>,
+}
+
+impl Forms {
+    fn find<K: Kernel + 'static>(&self) -> Option<Arc<Panels<K>>> {
+        self.panels.iter().find_map(|form| (Arc::clone(form) as Arc<dyn Any + Send + Sync>).downcast().ok())
+    }
 }
 
 impl PanelCache {
-    /// Panels that lie in a file until somebody asks for them.
-    pub(crate) fn filed(filed: StoredPanels) -> Self {
-        Self { forms: Mutex::default(), filed: Some(filed) }
+    /// An empty cache for panels of `metric`.
+    pub fn new(metric: Metric) -> Self {
+        Self { metric, forms: Mutex::default(), stored: None }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Arc<dyn AnyPanels>>> {
+    /// Panels that stay in a file until a search needs them.
+    pub(crate) fn stored(metric: Metric, stored: StoredPanels) -> Self {
+        Self { stored: Some(stored), ..Self::new(metric) }
+    }
+
+    /// The metric that panels are for.
+    pub fn metric(&self) -> Metric {
+        self.metric
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Forms> {
         // A panic elsewhere cannot have left the list half changed.
         self.forms.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The panels for kernel `K`, which `make` makes where nobody has asked for them before and no file holds them.
-    fn panels<E: Element, K: Kernel + 'static>(
+    /// Whether it holds panels.
+    pub(crate) fn is_filled(&self) -> bool {
+        self.stored.is_some() || !self.lock().panels.is_empty()
+    }
+
+    /// The panels for kernel `K`, which `make` makes where no search has used them before and no file holds them.
+    fn panels<K: Kernel + 'static>(
         &self,
-        rows: MatrixRef<'_, E>,
+        rows: &dyn Rows,
         metric: Metric,
         make: impl FnOnce() -> Result<Panels<K>>,
     ) -> Result<Arc<Panels<K>>> {
-        if let Some(panels) = find(&self.lock()) {
-            return Ok(panels);
+        if metric != self.metric {
+            return Err(Error::Panic(format!("panels for {:?} were asked for {metric:?}", self.metric)));
+        }
+        let identity = Some(rows.identity());
+        {
+            let forms = self.lock();
+            if let Some(panels) = forms.find() {
+                // An index appends to its rows in place, but never once they are packed.
+                return if forms.rows == identity {
+                    Ok(panels)
+                } else {
+                    Err(Error::Panic("panels were asked for other rows than those that were packed".into()))
+                };
+            }
         }
         // Never under the lock: a worker that waits for others may take up a task that wants the same panels.
-        let made = Arc::new(match &self.filed {
-            Some(filed) if filed.codes_name == codes_name::<K>() => filed.read(rows, metric)?,
+        let made = Arc::new(match &self.stored {
+            Some(stored) if stored.codes_name == codes_name::<K>() => stored.read(rows, metric)?,
             _ => make()?,
         });
         let mut forms = self.lock();
         // Another search may have been first; then there is one form all the same.
-        if let Some(panels) = find(&forms) {
+        if let Some(panels) = forms.find() {
             return Ok(panels);
         }
-        forms.push(Arc::clone(&made) as Arc<dyn AnyPanels>);
+        forms.rows = identity;
+        forms.panels.push(Arc::clone(&made) as Arc<dyn AnyPanels>);
         Ok(made)
     }
 
+    /// How many forms it holds: each was packed once.
+    pub fn packings(&self) -> usize {
+        self.lock().panels.len()
+    }
+
     /// Bytes of memory that all forms take.
-    pub(crate) fn bytes(&self) -> usize {
-        self.lock().iter().map(|form| form.bytes()).sum()
+    pub fn bytes(&self) -> usize {
+        self.lock().panels.iter().map(|form| form.bytes()).sum()
     }
 
     /// The form that takes the least in a file.
     pub(crate) fn smallest(&self) -> Option<Arc<dyn AnyPanels>> {
-        self.lock().iter().min_by_key(|form| form.code_bytes()).map(Arc::clone)
+        self.lock().panels.iter().min_by_key(|form| form.code_bytes()).map(Arc::clone)
     }
 }
 
 impl StoredPanels {
-    fn read<E: Element, K: Kernel>(&self, rows: MatrixRef<'_, E>, metric: Metric) -> Result<Panels<K>> {
-        let frame = Frame::read(&self.saved, &self.prefix, metric, rows.dim(), E::DOUBLE)?;
+    fn read<K: Kernel>(&self, rows: &dyn Rows, metric: Metric) -> Result<Panels<K>> {
+        let double = rows.precision() == Precision::Double;
+        let frame = Frame::read(&self.saved, &self.prefix, metric, rows.dim(), double)?;
         let packed = PackedReference::read(&self.saved, &self.prefix, rows.rows(), rows.dim())?;
         Ok(Panels { frame, packed })
     }

@@ -1,606 +1,447 @@
-//! The loops of a search, written once for every kernel.
+//! The loop nest of every search.
 //!
 //! ```text
-//! for each task = (chunk of queries, split of the references)          in parallel
-//!     for each block of reference panels that fits the cache
-//!         for each panel of the chunk's queries
-//!             Kernel::scan ──CandidateLists──> float64 values ──> TopK of each query ──> its floor rises
-//! merge the splits of each query ──> k neighbours                      self is skipped here and nowhere else
+//! for each chunk of queries x split of the references                in parallel; one Collector each
+//!     for each block of units that stays in cache
+//!         for each group of queries
+//!             Engine::scan ──keys that may reach reject_below──> candidates
+//!                 minus padding, the query itself, rows of the other triangle      here, and nowhere else
+//!             Collector::triage ──what keys alone decide │ undecided
+//!             undecided ──float64 values──> Collector::take ──> reject_below rises
+//! merge the splits of a chunk ──> Question::finish
 //! ```
 //!
-//! Where the queries are rows of the reference, `symmetric.rs` does the same by tiles that serve both sides.
-//!
-//! A direct task has the same shape without kernel and floor: every row of a block gets its float64 value. Where `k` is
-//! large, a strided sample of the panels is scanned first, and what it suggests as a floor is verified at the end.
+//! The first queries try a filter: where it rejects too little, the rest goes on with the next one down. A filter changes the
+//! time of a search, never its answer.
 
 use std::ops::Range;
 
 use rayon::prelude::*;
 
-use crate::arch::kernel::{CandidateLists, Kernel, MAX_RUN, QueryPanel, SAMPLE_STRIDE, Thresholds, Visit};
-use crate::arch::{self, WithKernel};
-use crate::error::{Argument, Error, Result};
+use super::Context;
+use super::engine::{Engine, Scanner, check_rows, scanner};
+use super::plan::{Plan, Problem};
+use crate::arch::kernel::{CandidateLists, SAMPLE_STRIDE, Visit};
+use crate::error::Result;
 use crate::exact::lanes::ROWS;
-use crate::exact::{Prepared, Widened, prefetch, score};
-use crate::filter::bound::Bound;
-use crate::filter::frame::Frame;
-use crate::filter::panels::{FirstBad, PackedQuery, PackedReference};
-use crate::filter::unpacked::{MOST_ROWS, Panel, Threshold};
-use crate::filter::{Filter, with_filter};
-use crate::matrix::{Element, MatrixRef, Output, QueryRef};
-use crate::metric::Metric;
-use crate::order::Neighbour;
-use crate::runtime::Monitor;
+use crate::exact::{Prepared, Widened};
+use crate::filter::Filter;
+use crate::filter::bound::KeyMap;
+use crate::filter::panels::KeyErrors;
 use crate::runtime::alloc::try_vec;
-use crate::search::plan::{self, Options, Plan, Problem};
-use crate::search::references::{Panels, References};
-use crate::search::symmetric::SelfSearch;
-use crate::topk::{self, TopK};
 
-/// One search, ready to run.
-pub(crate) struct Job<'a, E: Element> {
-    pub(crate) query: QueryRef<'a, E>,
-    pub(crate) references: References<'a, E>,
-    pub(crate) options: &'a Options,
-    pub(crate) problem: Problem,
-    pub(crate) monitor: &'a Monitor,
-    /// Number of the first reference row, where others were searched before.
-    pub(crate) first_row: usize,
-    /// What each query's neighbours must come before, where k rows are known already; empty if of no query.
-    pub(crate) bars: &'a [Option<Neighbour>],
+/// Rows that a filter has not rejected, in ascending order.
+pub(crate) struct Candidates<'a> {
+    pub(crate) rows: &'a [u32],
+    /// One key a row; without meaning where `errors` is `None`.
+    pub(crate) keys: &'a [f32],
+    /// How far the keys may be from the truth; `None` where there are none.
+    pub(crate) errors: Option<KeyErrors<'a>>,
 }
 
-/// Where the neighbours of some queries go, `k` of each.
-pub(crate) enum Out<'a, E: Element> {
-    /// The answer of the search; there are `k` neighbours.
-    Answer(&'a mut [E::Output], &'a mut [i64]),
-    /// The nearest so far, in their order, among references that come one after the other; see `incremental.rs`.
-    SoFar(&'a mut [Neighbour]),
-}
+/// What one question does with the references that a chunk of queries meets. Queries are numbered within the chunk.
+pub(crate) trait Collector: Send {
+    /// Keys below it belong to rows that this query rejects. It may only rise.
+    fn reject_below(&self, query: usize) -> f32;
 
-impl<'a, E: Element> Out<'a, E> {
-    fn len(&self) -> usize {
-        match self {
-            Self::Answer(_, rows) => rows.len(),
-            Self::SoFar(places) => places.len(),
-        }
+    /// Whether [`Collector::reject_below`] rises with the rows that are taken: then the first scans are short.
+    fn rises(&self) -> bool {
+        false
     }
 
-    fn split_at(self, middle: usize) -> (Self, Self) {
-        match self {
-            Self::Answer(values, rows) => {
-                let ((values, more_values), (rows, more_rows)) =
-                    (values.split_at_mut(middle), rows.split_at_mut(middle));
-                (Self::Answer(values, rows), Self::Answer(more_values, more_rows))
-            }
-            Self::SoFar(places) => {
-                let (places, more) = places.split_at_mut(middle);
-                (Self::SoFar(places), Self::SoFar(more))
-            }
-        }
-    }
-
-    /// Pieces of `len` places, the last one may be shorter.
-    fn chunks(mut self, len: usize) -> Vec<Self> {
-        let mut chunks = Vec::new();
-        while self.len() > len {
-            let (chunk, rest) = self.split_at(len);
-            chunks.push(chunk);
-            self = rest;
-        }
-        chunks.push(self);
-        chunks
-    }
-}
-
-/// Panels of the first scan of a query, before it has any threshold; doubled until a block is scanned at once.
-pub(crate) const WARM_UP_PANELS: usize = 2;
-
-/// The same for rows that are not packed.
-const WARM_UP_ROWS: usize = 64;
-
-/// Buffers of a task that are filled again for each query.
-pub(crate) struct Scratch<E: Element> {
-    pub(crate) rows: Vec<u32>,
-    pub(crate) values: Vec<f64>,
-    wide: Widened<E>,
-}
-
-impl<E: Element> Scratch<E> {
-    pub(crate) fn new() -> Self {
-        Self { rows: Vec::new(), values: Vec::new(), wide: Widened::new() }
-    }
-}
-
-impl<'a, E: Element> Job<'a, E> {
-    /// A search of all references there are.
-    pub(crate) fn whole(
-        query: MatrixRef<'a, E>,
-        reference: MatrixRef<'a, E>,
-        options: &'a Options,
-        problem: Problem,
-        monitor: &'a Monitor,
-    ) -> Self {
-        let references = References::one_shot(reference);
-        Self { query: query.into(), references, options, problem, monitor, first_row: 0, bars: &[] }
-    }
-
-    /// Fill `out`, `k` places for every query.
-    pub(crate) fn run(&self, out: Out<'_, E>) -> Result<()> {
-        let mut filter = self.problem.filter(self.options.simd.level());
-        let mut rest = Some((0..self.problem.queries, out));
-        while let Some((queries, out)) = rest {
-            self.monitor.set_filter(filter as u8);
-            rest = match filter {
-                Filter::Direct | Filter::Unpacked => {
-                    self.run_unpacked(queries, filter, out)?;
-                    None
-                }
-                Filter::Float32 | Filter::Int8 => {
-                    let work = Filtered { job: self, filter, queries, out };
-                    let left = with_filter(self.options.simd, self.metric(), filter, work)?;
-                    left.map(|(queries, out, next)| {
-                        filter = next;
-                        (queries, out)
-                    })
-                }
-            };
-        }
+    /// Decide what keys alone can decide, and append the rows that need their float64 value to `undecided`.
+    fn triage(&mut self, _query: usize, candidates: Candidates<'_>, undecided: &mut Vec<u32>) -> Result<()> {
+        undecided.extend_from_slice(candidates.rows);
         Ok(())
     }
 
-    fn plan(&self, queries: &Range<usize>, filter: Filter) -> Plan {
-        Plan::new(&Problem { queries: queries.len(), ..self.problem }, filter)
-    }
+    /// Append what [`Collector::triage`] held back; called once for each query at the end.
+    fn flush(&mut self, _query: usize, _undecided: &mut Vec<u32>) {}
 
-    /// Search `queries` among the rows as they lie.
-    fn run_unpacked(&self, queries: Range<usize>, filter: Filter, out: Out<'_, E>) -> Result<()> {
-        let bad = FirstBad::new();
-        let plan = self.plan(&queries, filter);
-        let outcome = self.run_tasks(&plan, queries, out, |queries, split| {
-            let references = plan.split(self.reference().rows(), split);
-            match filter {
-                Filter::Unpacked => self.scan_bare(queries, references, &bad),
-                _ => self.scan_direct(queries, references, &bad),
-            }
-        });
-        self.monitor.check()?;
-        // A chunk of queries has looked at every row, so the first bad one is known now.
-        bad.check(self.reference(), Argument::Reference)?;
-        outcome
-    }
+    /// Take in float64 values. Returns how many of the rows a sharper filter would have rejected.
+    fn take(&mut self, query: usize, rows: &[u32], values: &[f64]) -> Result<u64>;
 
-    /// Run `scan` on every task and write what the queries found.
-    fn run_tasks<F>(&self, plan: &Plan, queries: Range<usize>, out: Out<'_, E>, scan: F) -> Result<()>
+    /// Take in what the same queries found in another split.
+    fn merge(&mut self, other: Self) -> Result<()>
     where
-        F: Fn(Range<usize>, usize) -> Result<Vec<TopK>> + Sync,
-    {
-        let chunks = out.chunks(plan.chunk * self.problem.k);
-        if plan.splits == 1 && self.problem.threads == 1 {
+        Self: Sized;
+}
+
+/// A question, asked of all queries of a search.
+pub(crate) trait Question: Sync {
+    type Collector: Collector;
+    /// Where answers are written.
+    type Place: Send;
+    /// What a chunk of queries answers beside that.
+    type Answer: Send;
+
+    /// The plan for some queries.
+    fn plan(&self, problem: &Problem, _queries: &[u32], filter: Filter) -> Plan {
+        Plan::new(problem, filter)
+    }
+
+    /// Divide a place: that of the queries in `first`, and the rest.
+    fn split(&self, place: Self::Place, first: &[u32]) -> (Self::Place, Self::Place);
+
+    /// A collector for the queries and references of a pass.
+    fn collector(&self, pass: &Pass<'_>) -> Result<Self::Collector>;
+
+    /// Let a collector meet all references of a pass.
+    fn scan(&self, pass: &mut Pass<'_>, collector: &mut Self::Collector) -> Result<()> {
+        pass.visit(Visit::All, collector)
+    }
+
+    /// Answer all of `queries` in another way than chunk by chunk; gives the place back where there is none.
+    fn scan_symmetric(
+        &self,
+        _scanner: &dyn Scanner,
+        _queries: &[u32],
+        place: Self::Place,
+    ) -> Result<Option<Self::Place>> {
+        Ok(Some(place))
+    }
+
+    /// The answer of a chunk.
+    fn finish(&self, queries: &[u32], collector: Self::Collector, place: Self::Place) -> Result<Self::Answer>;
+}
+
+/// Answer `question` for `queries`, beginning with `filter`. The answers of the chunks come in the order of the queries.
+pub(crate) fn run<Q: Question>(
+    context: &Context<'_>,
+    question: &Q,
+    queries: &[u32],
+    place: Q::Place,
+    mut filter: Filter,
+) -> Result<Vec<Q::Answer>> {
+    let (mut answers, mut queries, mut place) = (Vec::new(), queries, place);
+    loop {
+        context.monitor.set_filter(filter as u8);
+        let scanner = scanner(context, filter)?;
+        let nest = Nest { context, question, scanner: &*scanner, filter };
+        let problem = Problem { queries: queries.len(), ..context.problem };
+        let probe = if filter.is_packed() { problem.probe() } else { 0 };
+        if probe > 0 {
+            let (first, rest) = queries.split_at(probe);
+            let (here, there) = question.split(place, first);
+            (queries, place) = (rest, there);
+            let before = context.monitor.tallied();
+            nest.chunks(first, here, &mut answers)?;
+            let after = context.monitor.tallied();
+            let pairs = first.len() as f64 * problem.references as f64;
+            let share = |before: u64, after: u64| (after - before) as f64 / pairs;
+            let next = problem.next_filter(filter, share(before.0, after.0), share(before.1, after.1));
+            if next != filter {
+                filter = next;
+                continue;
+            }
+        }
+        if let Some(place) = question.scan_symmetric(&*scanner, queries, place)? {
+            let outcome = nest.chunks(queries, place, &mut answers);
+            check_rows(context, &*scanner, outcome)?;
+        }
+        return Ok(answers);
+    }
+}
+
+/// A question with the filter that it is asked through.
+struct Nest<'a, Q> {
+    context: &'a Context<'a>,
+    question: &'a Q,
+    scanner: &'a dyn Scanner,
+    filter: Filter,
+}
+
+impl<Q: Question> Nest<'_, Q> {
+    /// Cut queries into chunks and references into splits, and answer chunk by chunk.
+    fn chunks(&self, queries: &[u32], place: Q::Place, answers: &mut Vec<Q::Answer>) -> Result<()> {
+        if queries.is_empty() {
+            return Ok(());
+        }
+        let problem = Problem { queries: queries.len(), ..self.context.problem };
+        let plan = self.question.plan(&problem, queries, self.filter);
+        let mut chunks = try_vec(queries.len().div_ceil(plan.chunk), "the tasks of a search")?;
+        let mut rest = Some(place);
+        for chunk in queries.chunks(plan.chunk) {
+            let Some(place) = rest.take() else { break };
+            let (here, there) = self.question.split(place, chunk);
+            rest = Some(there);
+            chunks.push((chunk, here));
+        }
+        if plan.splits == 1 && problem.threads == 1 {
             // Stay on this thread: small searches do not wait for a pool.
-            for (chunk, out) in chunks.into_iter().enumerate() {
-                let queries = plan.chunk_of(&queries, chunk);
-                self.write(scan(queries, 0)?, out)?;
+            for (queries, place) in chunks {
+                answers.push(self.question.finish(queries, self.scan(queries, plan, 0)?, place)?);
             }
             return Ok(());
         }
-        chunks.into_par_iter().enumerate().with_max_len(1).try_for_each(|(chunk, out)| {
-            let queries = plan.chunk_of(&queries, chunk);
-            let parts: Vec<Vec<TopK>> = (0..plan.splits)
+        let chunk = |(queries, place): (&[u32], Q::Place)| {
+            let splits: Vec<Q::Collector> = (0..plan.splits)
                 .into_par_iter()
                 .with_max_len(1)
-                .map(|split| scan(queries.clone(), split))
+                .map(|split| self.scan(queries, plan, split))
                 .collect::<Result<_>>()?;
-            let merged = parts.into_iter().reduce(|mut whole, part| {
-                for (nearest, other) in whole.iter_mut().zip(part) {
-                    nearest.merge(other);
-                }
-                whole
-            });
-            self.write(merged.unwrap_or_default(), out)
+            let mut splits = splits.into_iter();
+            let Some(mut whole) = splits.next() else { unreachable!("a plan has at least one split") };
+            splits.try_for_each(|split| whole.merge(split))?;
+            self.question.finish(queries, whole, place)
+        };
+        let found: Vec<Q::Answer> = chunks.into_par_iter().with_max_len(1).map(chunk).collect::<Result<_>>()?;
+        answers.extend(found);
+        Ok(())
+    }
+
+    /// What a chunk of queries finds in one split.
+    fn scan(&self, queries: &[u32], plan: Plan, split: usize) -> Result<Q::Collector> {
+        let (rows, unit) = (&self.context.rows, self.scanner.unit_rows());
+        let units = plan.split(rows.start / unit..rows.end.div_ceil(unit), split);
+        let rows = (units.start * unit).max(rows.start)..(units.end * unit).min(rows.end);
+        let mut pass = Pass::new(self.context, self.scanner, queries, rows)?;
+        let mut collector = self.question.collector(&pass)?;
+        self.question.scan(&mut pass, &mut collector)?;
+        Ok(collector)
+    }
+}
+
+/// A chunk of queries on its way through some references.
+pub(crate) struct Pass<'a> {
+    context: &'a Context<'a>,
+    scanner: &'a dyn Scanner,
+    engine: Box<dyn Engine + 'a>,
+    queries: Vec<u32>,
+    prepared: Vec<Prepared>,
+    /// The references of the split.
+    rows: Range<usize>,
+    // Buffers that are filled again for each query.
+    candidates: CandidateLists,
+    undecided: Vec<u32>,
+    values: Vec<f64>,
+    wide: Widened,
+    /// Rows scored, and those of them that a sharper filter would have rejected.
+    rescored: (u64, u64),
+}
+
+impl<'a> Pass<'a> {
+    /// Make `queries` ready to meet the references `rows`.
+    pub(crate) fn new(
+        context: &'a Context<'a>,
+        scanner: &'a dyn Scanner,
+        queries: &[u32],
+        rows: Range<usize>,
+    ) -> Result<Self> {
+        let mut prepared = try_vec(queries.len(), "prepared queries")?;
+        let mut scratch = Vec::new();
+        prepared.extend(queries.iter().map(|&i| context.query.prepare(context.metric, i as usize, &mut scratch)));
+        let engine = scanner.engine(queries, &prepared)?;
+        if let Some(bad) = scanner.bad_rows() {
+            // A query's own row is met by no other query of a chunk of one.
+            let own = queries.iter().filter_map(|&query| context.own_row(query));
+            own.filter(|&row| !context.source.rows.is_finite(row)).for_each(|row| bad.report(row));
+        }
+        let (candidates, wide) = (engine.lists(), Widened::new());
+        let (queries, undecided, values) = (queries.to_vec(), Vec::new(), Vec::new());
+        Ok(Self {
+            context,
+            scanner,
+            engine,
+            queries,
+            prepared,
+            rows,
+            candidates,
+            undecided,
+            values,
+            wide,
+            rescored: (0, 0),
         })
     }
 
-    /// Write what some queries found.
-    fn write(&self, found: Vec<TopK>, out: Out<'_, E>) -> Result<()> {
-        match out {
-            Out::Answer(values, rows) => self.answer(found, values, rows),
-            Out::SoFar(places) => {
-                let mut scratch = Vec::new();
-                for (nearest, places) in found.into_iter().zip(places.chunks_mut(self.problem.k)) {
-                    scratch.clear();
-                    nearest.sorted(|neighbour| scratch.push(neighbour.offset_by(self.first_row)));
-                    topk::merge(places, &scratch);
-                }
-                Ok(())
-            }
-        }
+    /// Some of the queries, by their numbers in this pass, before the same references.
+    pub(crate) fn again(&self, queries: &[usize]) -> Result<Self> {
+        let queries: Vec<u32> = queries.iter().map(|&i| self.queries[i]).collect();
+        Self::new(self.context, self.scanner, &queries, self.rows.clone())
     }
 
-    /// Write the answers of some queries.
-    pub(crate) fn answer(&self, found: Vec<TopK>, values: &mut [E::Output], rows: &mut [i64]) -> Result<()> {
-        let k = self.problem.k;
-        for ((nearest, values), rows) in found.into_iter().zip(values.chunks_mut(k)).zip(rows.chunks_mut(k)) {
-            if nearest.len() < k {
-                return Err(Error::Panic("a query found too few neighbours".into()));
-            }
-            let mut places = values.iter_mut().zip(rows);
-            nearest.sorted(|neighbour| {
-                if let Some((value, row)) = places.next() {
-                    *value = neighbour.value(self.options.metric);
-                    *row = i64::from(neighbour.row());
-                }
-            });
-        }
-        Ok(())
+    /// The queries by their numbers in the search.
+    pub(crate) fn queries(&self) -> &[u32] {
+        &self.queries
     }
 
-    #[inline(always)]
-    pub(crate) fn reference(&self) -> MatrixRef<'a, E> {
-        self.references.rows
+    /// The queries as values are formed from them.
+    pub(crate) fn prepared(&self) -> &[Prepared] {
+        &self.prepared
     }
 
-    pub(crate) fn metric(&self) -> Metric {
-        self.options.metric
+    /// Number of references of the split.
+    pub(crate) fn references(&self) -> usize {
+        self.rows.len()
     }
 
-    /// Form the float64 values of `scratch.rows`.
-    pub(crate) fn score(&self, query: &Prepared, scratch: &mut Scratch<E>) -> Result<()> {
-        self.references.verify_each(&scratch.rows)?;
-        score(self.options.simd, query, self.reference(), &scratch.rows, &mut scratch.wide, &mut scratch.values);
-        Ok(())
+    /// How keys of a query relate to its values; `None` where there are no keys.
+    pub(crate) fn key_map(&self, query: usize) -> Option<KeyMap> {
+        self.engine.key_map(query)
     }
 
-    pub(crate) fn prepare(&self, queries: impl ExactSizeIterator<Item = usize>) -> Result<Vec<Prepared>> {
-        let mut prepared = try_vec(queries.len(), "prepared queries")?;
-        let mut wide = Vec::new();
-        prepared.extend(queries.map(|i| Prepared::of_wide::<E>(self.metric(), self.query.widen(i, &mut wide))));
-        Ok(prepared)
+    /// Whether references lie in panels, of which a sample can be visited.
+    pub(crate) fn is_packed(&self) -> bool {
+        self.scanner.unit_rows() > 1
     }
 
-    /// Every pair in float64.
-    fn scan_direct(&self, queries: Range<usize>, references: Range<usize>, bad: &FirstBad) -> Result<Vec<TopK>> {
-        let prepared = self.prepare(queries.clone())?;
-        let mut found = self.nearest(&queries, &references)?;
-        let mut scratch = Scratch::new();
-        let block = plan::block_rows(self.reference().dim() * size_of::<E>());
-        for start in references.clone().step_by(block) {
-            let end = (start + block).min(references.end);
-            for ((i, query), nearest) in queries.clone().zip(&prepared).zip(&mut found) {
-                self.monitor.check()?;
-                scratch.rows.clear();
-                scratch.rows.extend(start as u32..end as u32);
-                self.take_in(i, query, nearest, &mut scratch, bad)?;
-                self.monitor.advance((end - start) as u64);
-            }
-        }
-        Ok(found)
+    /// Let `collector` meet the references of the split.
+    pub(crate) fn visit(&mut self, visit: Visit, collector: &mut dyn Collector) -> Result<()> {
+        self.walk(self.rows.clone(), visit, None, collector)
     }
 
-    /// Every pair in float32 on the rows as they lie, and what survives in float64.
-    fn scan_bare(&self, queries: Range<usize>, references: Range<usize>, bad: &FirstBad) -> Result<Vec<TopK>> {
-        let prepared = self.prepare(queries.clone())?;
-        let mut found = self.nearest(&queries, &references)?;
-        let mut panels: Vec<Panel> =
-            prepared.chunks(arch::UNPACKED_LANES).map(|queries| Panel::new(self.metric(), queries)).collect();
-        let thresholds: Vec<Threshold> = prepared
-            .iter()
-            .map(|query| Panel::threshold(self.metric(), query, <E::Output as Output>::UNIT_ROUNDOFF))
-            .collect();
-        for (i, (query, threshold)) in queries.clone().zip(&thresholds).enumerate() {
-            if let Some(bar) = self.bar(query) {
-                panels[i / arch::UNPACKED_LANES].raise(
-                    i % arch::UNPACKED_LANES,
-                    threshold,
-                    bar.ranked_value(self.metric()),
-                );
-            }
-        }
-        let mut candidates = CandidateLists::new(arch::UNPACKED_LANES, MOST_ROWS / MAX_RUN);
-        let mut scratch = Scratch::new();
-        let block = plan::block_rows(self.reference().dim() * size_of::<E>()).min(MOST_ROWS);
-        let (mut start, mut step) = (references.start, WARM_UP_ROWS.min(block));
-        while start < references.end {
-            let end = (start + step).min(references.end);
-            step = (step * 2).min(block);
-            self.references.verify(start..end)?;
-            for (p, panel) in panels.iter_mut().enumerate() {
-                self.monitor.check()?;
-                panel.scan(self.options.simd, self.reference(), start, end, &mut scratch.wide, &mut candidates);
-                for lane in 0..arch::UNPACKED_LANES {
-                    let (rows, _) = candidates.take(lane);
-                    let i = p * arch::UNPACKED_LANES + lane;
-                    if rows.is_empty() || i >= prepared.len() {
-                        continue;
-                    }
-                    scratch.rows.clear();
-                    scratch.rows.extend_from_slice(rows);
-                    self.take_in(queries.start + i, &prepared[i], &mut found[i], &mut scratch, bad)?;
-                    if found[i].should_select() {
-                        found[i].select();
-                    }
-                    if let Some(kth) = found[i].kth() {
-                        panel.raise(lane, &thresholds[i], kth.ranked_value(self.metric()));
-                    }
-                }
-            }
-            self.monitor.advance((end - start) as u64 * queries.len() as u64);
-            start = end;
-        }
-        Ok(found)
+    /// Let `collector` meet other references than those of the split.
+    pub(crate) fn visit_rows(&mut self, rows: Range<usize>, collector: &mut dyn Collector) -> Result<()> {
+        self.walk(rows, Visit::All, None, collector)
     }
 
-    /// Score `scratch.rows` for query `i` and keep the nearest; a row that is not finite is reported.
-    fn take_in(
-        &self,
-        i: usize,
-        query: &Prepared,
-        nearest: &mut TopK,
-        scratch: &mut Scratch<E>,
-        bad: &FirstBad,
+    /// Let `collector` meet other references, which are queries too: also where the query reaches their floor, of which
+    /// `theirs` has one for each row of each unit.
+    pub(crate) fn visit_pairs(
+        &mut self,
+        rows: Range<usize>,
+        theirs: &[f32],
+        collector: &mut dyn Collector,
     ) -> Result<()> {
-        self.score(query, scratch)?;
-        for (&row, &value) in scratch.rows.iter().zip(&scratch.values) {
-            if !value.is_finite() && !self.reference().row(row as usize).iter().all(|x| x.to_f64().is_finite()) {
-                bad.report(row as usize);
-            } else if !self.is_self(i, row as usize) {
-                nearest.push(Neighbour::new::<E::Output>(self.metric(), value, row));
-            }
-        }
-        self.monitor.tally(scratch.rows.len() as u64, 0);
-        Ok(())
+        self.walk(rows, Visit::All, Some(theirs), collector)
     }
 
-    fn nearest(&self, queries: &Range<usize>, references: &Range<usize>) -> Result<Vec<TopK>> {
-        queries.clone().map(|i| TopK::with_threshold(self.bar(i), self.problem.k, references.len())).collect()
-    }
-
-    /// What the neighbours of query `i` must come before.
-    fn bar(&self, i: usize) -> Option<Neighbour> {
-        self.bars.get(i).copied().flatten()
-    }
-
-    #[inline(always)]
-    fn is_self(&self, query: usize, reference: usize) -> bool {
-        self.options.exclude_self && query == self.first_row + reference
-    }
-}
-
-/// A search, or what is left of one, with a filter.
-struct Filtered<'a, E: Element> {
-    job: &'a Job<'a, E>,
-    filter: Filter,
-    queries: Range<usize>,
-    out: Out<'a, E>,
-}
-
-/// Queries that are still to be searched, their places, and the filter to go on with.
-type Left<'a, E> = Option<(Range<usize>, Out<'a, E>, Filter)>;
-
-impl<'a, E: Element> WithKernel for Filtered<'a, E> {
-    type Output = Result<Left<'a, E>>;
-
-    fn run<K: Kernel + 'static>(self, kernel: K) -> Self::Output {
-        let Self { job, filter, queries, out } = self;
-        let panels = job.references.panels::<K>(job.options.simd, job.metric(), job.problem.threads, job.monitor)?;
-        let Panels { frame, packed } = &*panels;
-        let search = |queries: Range<usize>, out: Out<'_, E>| {
-            let plan = job.plan(&queries, filter);
-            job.run_tasks(&plan, queries, out, |queries, split| {
-                let panels = plan.split(packed.panels(), split);
-                FilteredTask { job, kernel, frame, packed, panels }.scan(queries)
-            })
-        };
-        let probe = queries.start..queries.start + Problem { queries: queries.len(), ..job.problem }.probe();
-        let (first, out) = out.split_at(probe.len() * job.problem.k);
-        if !probe.is_empty() {
-            let before = job.monitor.tallied();
-            search(probe.clone(), first)?;
-            let after = job.monitor.tallied();
-            let pairs = probe.len() as f64 * job.problem.references as f64;
-            let share = |before: u64, after: u64| (after - before) as f64 / pairs;
-            let next = job.problem.next_filter(filter, share(before.0, after.0), share(before.1, after.1));
-            if next != filter {
-                return Ok(Some((probe.end..queries.end, out, next)));
-            }
-        }
-        let rest = probe.end..queries.end;
-        match (SelfSearch::new(job, kernel, frame, packed, rest.clone()), out) {
-            (Some(tiles), Out::Answer(values, rows)) => tiles.run(values, rows)?,
-            (_, out) => search(rest, out)?,
-        }
-        Ok(None)
-    }
-}
-
-/// A part of the packed references, for whatever queries are to be held against it.
-struct FilteredTask<'a, E: Element, K: Kernel> {
-    job: &'a Job<'a, E>,
-    kernel: K,
-    frame: &'a Frame,
-    packed: &'a PackedReference<K>,
-    panels: Range<usize>,
-}
-
-impl<'a, E: Element, K: Kernel> FilteredTask<'a, E, K> {
-    /// The neighbours of `queries` among these references.
-    fn scan(&self, queries: Range<usize>) -> Result<Vec<TopK>> {
-        let queries: Vec<u32> = queries.map(|i| i as u32).collect();
-        match plan::sample_rank(self.job.problem.k, self.rows()) {
-            // Known bars are as good as those that a sample suggests.
-            Some(rank) if self.job.bars.is_empty() => self.scan_by_sample(&queries, rank),
-            _ => self.scan_all(&queries),
-        }
-    }
-
-    /// Reference rows of these panels.
-    fn rows(&self) -> usize {
-        (self.panels.end * K::NR).min(self.job.reference().rows()).saturating_sub(self.panels.start * K::NR)
-    }
-
-    fn scan_all(&self, queries: &[u32]) -> Result<Vec<TopK>> {
-        let mut pass = Pass::new(self, queries, self.job.problem.k)?;
-        pass.visit(Visit::All)?;
-        Ok(pass.finish())
-    }
-
-    /// The same with the floor that a sample suggests: of the rows in every eighth panel, the one of rank `rank` is likely to
-    /// stand a little behind rank k of all. A query for which it does not is searched again.
-    fn scan_by_sample(&self, queries: &[u32], rank: usize) -> Result<Vec<TopK>> {
-        let k = self.job.problem.k;
-        let mut pass = Pass::new(self, queries, rank)?;
-        pass.visit(Visit::Sample)?;
-        for i in 0..queries.len() {
-            pass.expect(i, k)?;
-        }
-        pass.visit(Visit::Rest)?;
-        let mut found = pass.finish();
-        let failed: Vec<usize> = (0..queries.len()).filter(|&i| found[i].len() < k).collect();
-        if !failed.is_empty() {
-            let again: Vec<u32> = failed.iter().map(|&i| queries[i]).collect();
-            for (i, nearest) in failed.into_iter().zip(self.scan_all(&again)?) {
-                found[i] = nearest;
-            }
-        }
-        Ok(found)
-    }
-}
-
-/// One query of a pass.
-struct State {
-    prepared: Prepared,
-    nearest: TopK,
-    /// See [`crate::filter::bound`]. The one place where a query's threshold lives; it starts from the bar of [`Job`], if there is one.
-    floor: f32,
-    floors: Bound,
-}
-
-/// A chunk of queries on its way through the panels of a task.
-struct Pass<'a, E: Element, K: Kernel> {
-    task: &'a FilteredTask<'a, E, K>,
-    queries: &'a [u32],
-    packed: PackedQuery<K>,
-    states: Vec<State>,
-    candidates: CandidateLists,
-    scratch: Scratch<E>,
-    /// Pairs scored, and those that a sharper filter would have left out.
-    tally: (u64, u64),
-    is_cold: bool,
-}
-
-impl<'a, E: Element, K: Kernel> Pass<'a, E, K> {
-    fn new(task: &'a FilteredTask<'a, E, K>, queries: &'a [u32], k: usize) -> Result<Self> {
-        let job = task.job;
-        let packed = PackedQuery::<K>::pack(job.options.simd, task.frame, job.query, queries)?;
-        let roundoff = <E::Output as Output>::UNIT_ROUNDOFF;
-        let (dim, scale2) = (job.query.dim(), task.frame.scale2());
-        let mut states = try_vec(queries.len(), "candidates")?;
-        let prepared = job.prepare(queries.iter().map(|&i| i as usize))?;
-        for ((&i, prepared), &(shift, size)) in queries.iter().zip(prepared).zip(&packed.shifts) {
-            let bar = job.bar(i as usize);
-            let floors = Bound::new(job.metric(), dim, shift, size, scale2, roundoff);
-            states.push(State {
-                prepared,
-                nearest: TopK::with_threshold(bar, k, task.rows())?,
-                floor: bar.map_or(f32::NEG_INFINITY, |bar| floors.reject_below(bar.ranked_value(job.metric()))),
-                floors,
-            });
-        }
-        let (candidates, scratch) = (CandidateLists::new(K::MR, K::NR), Scratch::new());
-        Ok(Self { task, queries, packed, states, candidates, scratch, tally: (0, 0), is_cold: true })
-    }
-
-    /// Expect that the last of the neighbours found so far stands behind rank `k`.
-    fn expect(&mut self, i: usize, k: usize) -> Result<()> {
-        let state = &mut self.states[i];
-        state.nearest.select();
-        if let Some(last) = state.nearest.kth() {
-            let rows = self.task.rows();
-            let found = std::mem::replace(&mut state.nearest, TopK::new(1, 1)?);
-            state.nearest = TopK::resume(k, rows, found, last)?;
-            state.floor = state.floors.reject_below(last.ranked_value(self.task.job.metric()));
-        }
-        Ok(())
-    }
-
-    fn finish(self) -> Vec<TopK> {
-        self.task.job.monitor.tally(self.tally.0, self.tally.1);
-        self.states.into_iter().map(|state| state.nearest).collect()
-    }
-
-    fn visit(&mut self, visit: Visit) -> Result<()> {
-        let task = self.task;
+    /// The loop nest: blocks of units, groups of queries, runs of units.
+    fn walk(
+        &mut self,
+        rows: Range<usize>,
+        visit: Visit,
+        theirs: Option<&[f32]>,
+        collector: &mut dyn Collector,
+    ) -> Result<()> {
+        let unit = self.scanner.unit_rows();
         let scale = if visit == Visit::Sample { SAMPLE_STRIDE } else { 1 };
-        let block = plan::block_panels(task.packed.panel_bytes()) * scale;
-        for start in task.panels.clone().step_by(block) {
-            let end = (start + block).min(task.panels.end);
-            for group in 0..self.queries.len().div_ceil(K::MR) {
-                task.job.monitor.check()?;
-                let mut step = if self.is_cold { WARM_UP_PANELS * scale } else { block };
+        let mut units = if rows.is_empty() { 0..0 } else { rows.start / unit..rows.end.div_ceil(unit) };
+        if self.context.upper_triangle {
+            // Queries ascend: none meets what lies before the first of them.
+            let first = self.queries.first().map_or(0, |query| *query as usize / unit).clamp(units.start, units.end);
+            self.advance(units.start..first, visit, &rows);
+            units.start = first;
+        }
+        let (all, most) = (units.clone(), self.engine.block_units().saturating_mul(scale));
+        let blocks = units.len().div_ceil(most);
+        let mut floors = Vec::with_capacity(self.engine.lanes());
+        for block in 0..blocks {
+            // Of equal size, so that the last block is not a few units.
+            let start = all.start + all.len() * block / blocks;
+            let end = all.start + all.len() * (block + 1) / blocks;
+            for first in (0..self.queries.len()).step_by(self.engine.lanes()) {
+                self.context.monitor.check()?;
+                let lanes = first..(first + self.engine.lanes()).min(self.queries.len());
+                let is_cold =
+                    collector.rises() && lanes.clone().any(|i| collector.reject_below(i) == f32::NEG_INFINITY);
+                let mut step = if is_cold { self.engine.warm_up_units().saturating_mul(scale) } else { end - start };
                 let mut at = start;
                 while at < end {
-                    let until = (at + step).min(end);
-                    step *= 2;
-                    self.scan_run(group, at..until, visit)?;
+                    let until = at.saturating_add(step).min(end);
+                    step = step.saturating_mul(2);
+                    floors.clear();
+                    floors.extend(lanes.clone().map(|i| collector.reject_below(i)));
+                    let theirs = theirs.map(|theirs| &theirs[(at - all.start) * unit..]);
+                    self.engine.scan(first, at..until, visit, &floors, theirs, &mut self.candidates)?;
+                    self.take_in(lanes.clone(), &rows, collector)?;
                     at = until;
                 }
             }
-            self.is_cold = false;
-            let panels = (start..end).filter(|&panel| !visit.leaves_out(panel)).count();
-            task.job.monitor.advance((panels * K::NR * self.queries.len()) as u64);
+            self.advance(start..end, visit, &rows);
+        }
+        for query in 0..self.queries.len() {
+            self.undecided.clear();
+            collector.flush(query, &mut self.undecided);
+            self.score(query, collector)?;
+        }
+        let (rescored, false_positives) = std::mem::take(&mut self.rescored);
+        self.context.monitor.tally(rescored, false_positives);
+        Ok(())
+    }
+
+    /// Report the pairs of all queries with the rows in some units as done.
+    fn advance(&self, units: Range<usize>, visit: Visit, rows: &Range<usize>) {
+        let unit = self.scanner.unit_rows();
+        let mut count = (units.end * unit).min(rows.end).saturating_sub((units.start * unit).max(rows.start));
+        if visit != Visit::All {
+            count = (units.filter(|unit| !visit.leaves_out(*unit)).count() * unit).min(count);
+        }
+        self.context.monitor.advance(count as u64 * self.queries.len() as u64);
+    }
+
+    /// Hand the candidates of a group of queries to the collector.
+    fn take_in(&mut self, lanes: Range<usize>, rows: &Range<usize>, collector: &mut dyn Collector) -> Result<()> {
+        for lane in 0..self.engine.lanes() {
+            let query = lanes.start + lane;
+            if query >= lanes.end {
+                // A lane without a query reports keys that are not numbers.
+                self.candidates.clear(lane);
+                continue;
+            }
+            self.exclude(lane, self.queries[query], rows);
+            if query + 1 < lanes.end {
+                // The next query's rows lie anywhere: load them while this one's are scored.
+                let next = self.candidates.rows(lane + 1);
+                let exist = next.iter().take(ROWS).take_while(|row| (**row as usize) < rows.end).count();
+                self.context.source.rows.prefetch(&next[..exist]);
+            }
+            let (found, keys) = self.candidates.list(lane);
+            if found.is_empty() {
+                continue;
+            }
+            self.undecided.clear();
+            let errors = self.engine.errors(query);
+            collector.triage(query, Candidates { rows: found, keys, errors }, &mut self.undecided)?;
+            self.candidates.clear(lane);
+            self.score(query, collector)?;
         }
         Ok(())
     }
 
-    /// Scan one run of panels for one panel of queries and take in what was reported.
-    fn scan_run(&mut self, group: usize, panels: Range<usize>, visit: Visit) -> Result<()> {
-        let (task, job) = (self.task, self.task.job);
-        let first = group * K::MR;
-        let lanes = K::MR.min(self.queries.len() - first);
-        let mut bars = Thresholds::closed();
-        for m in 0..lanes {
-            bars.open(m, self.states[first + m].floor, self.packed.terms[first + m]);
+    /// Drop the candidates that a query must not meet: rows beyond `rows`, which pad a unit or belong to another pass; the
+    /// query itself; what lies before it, where a pair has one side.
+    #[inline(always)]
+    fn exclude(&mut self, lane: usize, query: u32, rows: &Range<usize>) {
+        let list = self.candidates.rows(lane);
+        let (Some(&first), Some(&last)) = (list.first(), list.last()) else { return };
+        let own = self.context.own_row(query).map_or(u32::MAX, |row| row as u32);
+        let start = if self.context.upper_triangle { rows.start.max(query as usize) } else { rows.start };
+        let (start, end) = (start as u32, rows.end as u32);
+        if first < start || last >= end || (first..=last).contains(&own) {
+            self.candidates.retain(lane, |row| row >= start && row < end && row != own);
         }
-        let panel = QueryPanel { codes: self.packed.panel(group), thresholds: &bars };
-        task.kernel.scan(&panel, &task.packed.run(panels.start, panels.end, visit)?, &mut self.candidates);
-        for m in 0..K::MR {
-            if m + 1 < lanes {
-                for &row in self
-                    .candidates
-                    .rows(m + 1)
-                    .iter()
-                    .take(ROWS)
-                    .filter(|&&row| (row as usize) < job.reference().rows())
-                {
-                    prefetch(job.reference().row(row as usize));
+    }
+
+    /// Form the float64 values of the undecided rows of a query and hand them to the collector.
+    fn score(&mut self, query: usize, collector: &mut dyn Collector) -> Result<()> {
+        if self.undecided.is_empty() {
+            return Ok(());
+        }
+        let source = &self.context.source;
+        source.verify_each(&self.undecided)?;
+        let (rows, values) = (&mut self.undecided, &mut self.values);
+        source.rows.score(self.context.simd, &self.prepared[query], rows, &mut self.wide, values);
+        let rescored = rows.len() as u64;
+        if let Some(bad) = self.scanner.bad_rows()
+            && values.iter().any(|value| !value.is_finite())
+        {
+            let mut kept = 0;
+            for at in 0..rows.len() {
+                // The value of finite rows may overflow; such rows are ranked all the same.
+                if values[at].is_finite() || source.rows.is_finite(rows[at] as usize) {
+                    (rows[kept], values[kept]) = (rows[at], values[at]);
+                    kept += 1;
+                } else {
+                    bad.report(rows[at] as usize);
                 }
             }
-            let (rows, _) = self.candidates.take(m);
-            if rows.is_empty() || m >= lanes {
-                continue;
-            }
-            let query = self.queries[first + m] as usize;
-            self.scratch.rows.clear();
-            // Panels are padded with rows that do not exist.
-            let counts = |row: usize| row < job.reference().rows() && !job.is_self(query, row);
-            self.scratch.rows.extend(rows.iter().filter(|&&row| counts(row as usize)));
-            let state = &mut self.states[first + m];
-            job.score(&state.prepared, &mut self.scratch)?;
-            self.tally.0 += self.scratch.rows.len() as u64;
-            let kth = state.nearest.kth();
-            for (&row, &value) in self.scratch.rows.iter().zip(&self.scratch.values) {
-                let neighbour = Neighbour::new::<E::Output>(job.metric(), value, row);
-                self.tally.1 += u64::from(kth.is_some_and(|kth| neighbour.is_behind(kth)));
-                state.nearest.push(neighbour);
-            }
-            if state.nearest.should_select() {
-                state.nearest.select();
-            }
-            // A cut may also have happened on the way.
-            if let Some(kth) = state.nearest.kth().filter(|now| Some(*now) != kth) {
-                state.floor = state.floor.max(state.floors.reject_below(kth.ranked_value(job.metric())));
-            }
+            rows.truncate(kept);
+            values.truncate(kept);
         }
+        let false_positives = collector.take(query, rows, values)?;
+        self.rescored.0 += rescored;
+        self.rescored.1 += false_positives;
         Ok(())
     }
 }

@@ -1,328 +1,173 @@
-//! Self-search by symmetric tiles: the products of two blocks of rows serve both as queries.
+//! Self-search in pairs of blocks: the products of two blocks of rows serve both as queries.
 //!
 //! ```text
-//! blocks of rows ──each against itself and the rows that are no queries──> Candidates of each block, with floors
+//! blocks of rows ──each with itself and the rows that are not queries──> a KnnCollector of each block, with thresholds
 //! for each pair of blocks (I, J), I < J                                   in parallel
-//!     Kernel::SCAN_SYMMETRIC ──CandidateLists: i might be near j, or j near i──> one float64 value ──> Candidates of i and of j
+//!     scan, thresholds of both sides ──i might be near j, or j near i──> one float64 value ──> collectors of I and of J
 //! ```
 //!
-//! Nearly half of the products are never formed, and a pair that matters to both sides is scored once: its value is the same
-//! bits either way. A block's candidates are locked only while found pairs are entered, never while pairs are scored. The
-//! order in which pairs arrive decides how much is pruned, not what is found: the order of neighbours is total.
+//! This forms about half of the products, and a pair that matters to both sides is scored once: its value is the same bits
+//! either way. A block's collector is locked only while pairs are entered, never while they are scored. The order in which
+//! pairs arrive decides how much is pruned, not what is found: the order of neighbours is total.
 //!
-//! This needs queries and references that are centred alike, so inner products, and distances that are not made of
-//! products, are left to the ordinary way. So is what `plan.rs` says does not pay: every candidate lives until the end
-//! here, and no sample raises the floors of a large k.
+//! Both sides of a pair must be centred alike, so inner products and Minkowski distances take the ordinary way. So does what
+//! `plan.rs` says does not pay: here all collectors live until the end, and no sample raises the thresholds of a large k.
 
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rayon::prelude::*;
 
-use crate::arch::kernel::{CandidateLists, Kernel, QueryPanel, ScanSymmetric, Thresholds, Transposed, Visit};
-use crate::error::Result;
-use crate::exact::lanes::ROWS;
-use crate::exact::{Prepared, prefetch};
-use crate::filter::bound::Bound;
-use crate::filter::frame::Frame;
-use crate::filter::panels::{PackedQuery, PackedReference};
-use crate::matrix::{Element, Output};
-use crate::metric::Metric;
-use crate::order::Neighbour;
-use crate::runtime::alloc::try_vec;
-use crate::search::plan::{self, Problem};
-use crate::search::scan::{Job, Scratch, WARM_UP_PANELS};
-use crate::topk::TopK;
+use super::Context;
+use super::engine::Scanner;
+use super::nearest::{KnnCollector, Out, State};
+use super::plan::{self, Problem};
+use super::scan::{Collector, Pass};
+use crate::error::{Error, Result};
 
-/// Pairs that a task keeps before it enters them: usual ones find fewer between two blocks.
-const MOST_FOUND: usize = 1 << 16;
-
-/// A self-search, ready to run.
-pub(crate) struct SelfSearch<'a, E: Element, K: Kernel> {
-    job: &'a Job<'a, E>,
-    kernel: K,
-    scan_symmetric: ScanSymmetric<K>,
-    frame: &'a Frame,
-    packed: &'a PackedReference<K>,
-    queries: Range<usize>,
-    /// Rows of a block.
-    block: usize,
-}
-
-/// The k nearest of one query so far, and the key below which nobody counts any more.
-struct Candidates {
-    nearest: TopK,
-    floor: f32,
-    floors: Bound,
-}
-
-impl Candidates {
-    /// Cut if it is worth it, and let the floor follow.
-    fn settle(&mut self, metric: Metric) {
-        if self.nearest.should_select() {
-            self.nearest.select();
-        }
-        if let Some(kth) = self.nearest.kth() {
-            self.floor = self.floor.max(self.floors.reject_below(kth.ranked_value(metric)));
-        }
+/// Rows of a block, or `None` where the ordinary way is the only or the better one.
+pub(crate) fn block(context: &Context<'_>, scanner: &dyn Scanner, queries: &[u32]) -> Option<usize> {
+    if !context.is_self_search() || !context.metric.is_symmetric() {
+        return None;
     }
+    let problem = Problem { queries: queries.len(), ..context.problem };
+    plan::symmetric_block(&problem, size_of::<State>()).map(|rows| rows.next_multiple_of(scanner.unit_rows()))
 }
 
-type Block = Mutex<Vec<Candidates>>;
-
-fn lock(block: &Block) -> MutexGuard<'_, Vec<Candidates>> {
-    // Only a panic elsewhere poisons a lock, and that ends the search.
-    block.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The rows of a block as queries.
-struct Side<K: Kernel> {
-    rows: Range<usize>,
-    packed: PackedQuery<K>,
-    prepared: Vec<Prepared>,
-}
-
-/// Buffers of a task.
-struct Buffers<E: Element> {
-    candidates: CandidateLists,
-    scratch: Scratch<E>,
-    /// Query row of the side, reference row, value.
-    found: Vec<(u32, u32, f64)>,
-}
-
-impl<E: Element> Buffers<E> {
-    fn new<K: Kernel>() -> Self {
-        Self { candidates: CandidateLists::new(K::MR, K::NR), scratch: Scratch::new(), found: Vec::new() }
-    }
-}
-
-impl<'a, E: Element, K: Kernel> SelfSearch<'a, E, K> {
-    /// `None` where the ordinary way is the only or the better one.
-    pub(crate) fn new(
-        job: &'a Job<'a, E>,
-        kernel: K,
-        frame: &'a Frame,
-        packed: &'a PackedReference<K>,
-        queries: Range<usize>,
-    ) -> Option<Self> {
-        let scan_symmetric = K::SCAN_SYMMETRIC?;
-        let same_rows = job.options.exclude_self && job.query.begins_with(job.reference());
-        if !same_rows || !job.metric().is_symmetric() {
-            return None;
-        }
-        let block = plan::symmetric_block(&Problem { queries: queries.len(), ..job.problem }, size_of::<Candidates>())?;
-        Some(Self { job, kernel, scan_symmetric, frame, packed, queries, block: block.next_multiple_of(K::NR) })
-    }
-
-    /// Fill `values` and `rows`, `k` neighbours for every query.
-    pub(crate) fn run(&self, mut values: &mut [E::Output], mut rows: &mut [i64]) -> Result<()> {
-        let numbers = self.queries.start / self.block..self.queries.end.div_ceil(self.block);
-        let first = numbers.start;
-        let blocks: Vec<Block> = numbers
-            .clone()
-            .into_par_iter()
-            .with_max_len(1)
-            .map(|block| self.alone(self.rows_of(block)).map(Mutex::new))
-            .collect::<Result<_>>()?;
-        let span = plan::symmetric_span(blocks.len(), self.job.problem.threads);
-        // The longest rows of pairs first.
-        let tasks: Vec<(usize, Range<usize>)> = (0..blocks.len())
-            .flat_map(|i| {
-                let count = blocks.len();
-                (i + 1..count).step_by(span).map(move |start| (i, start..(start + span).min(count)))
-            })
-            .collect();
-        tasks.into_par_iter().with_max_len(1).try_for_each(|(i, others)| self.pairs(first, i, others, &blocks))?;
-
-        let mut parts = Vec::new();
-        for block in blocks {
-            let candidates = block.into_inner().unwrap_or_else(PoisonError::into_inner);
-            let (head, tail) = std::mem::take(&mut values).split_at_mut(candidates.len() * self.job.problem.k);
-            let (row_head, row_tail) = std::mem::take(&mut rows).split_at_mut(head.len());
-            (values, rows) = (tail, row_tail);
-            parts.push((candidates, head, row_head));
-        }
-        parts.into_par_iter().with_max_len(1).try_for_each(|(candidates, values, rows)| {
-            self.job.answer(candidates.into_iter().map(|candidates| candidates.nearest).collect(), values, rows)
+/// Write the k nearest of `queries`, which are neighbouring rows of the reference.
+pub(crate) fn search(
+    context: &Context<'_>,
+    scanner: &dyn Scanner,
+    queries: &[u32],
+    block_rows: usize,
+    place: Out<'_>,
+) -> Result<()> {
+    let (Some(&first), Some(&last)) = (queries.first(), queries.last()) else { return Ok(()) };
+    let queries = first as usize..last as usize + 1;
+    let search = SelfSearch { context, scanner, queries: queries.clone(), block_rows };
+    let blocks: Vec<Block> = (queries.start / block_rows..queries.end.div_ceil(block_rows))
+        .into_par_iter()
+        .with_max_len(1)
+        .map(|number| search.diagonal(number))
+        .collect::<Result<_>>()?;
+    let span = plan::symmetric_span(blocks.len(), context.problem.threads);
+    // The longest rows of pairs first.
+    let tasks: Vec<(usize, Range<usize>)> = (0..blocks.len())
+        .flat_map(|i| {
+            let count = blocks.len();
+            (i + 1..count).step_by(span).map(move |start| (i, start..(start + span).min(count)))
         })
+        .collect();
+    tasks.into_par_iter().with_max_len(1).try_for_each(|(i, others)| search.pairs(i, others, &blocks))?;
+
+    let (mut rest, mut parts) = (place, Vec::new());
+    for block in blocks {
+        let found = block.found.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let (here, more) = rest.split_at(found.queries() * context.problem.k);
+        rest = more;
+        parts.push((found, here));
+    }
+    parts.into_par_iter().with_max_len(1).try_for_each(|(found, place)| found.write(context.problem.k, 0, place))
+}
+
+/// A block of rows and what they have found as queries.
+struct Block {
+    rows: Range<usize>,
+    found: Mutex<KnnCollector>,
+}
+
+impl Block {
+    fn lock(&self) -> MutexGuard<'_, KnnCollector> {
+        // Only a panic elsewhere poisons a lock, and that ends the search.
+        self.found.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+struct SelfSearch<'a> {
+    context: &'a Context<'a>,
+    scanner: &'a dyn Scanner,
+    queries: Range<usize>,
+    block_rows: usize,
+}
+
+impl SelfSearch<'_> {
+    fn pass(&self, rows: &Range<usize>) -> Result<Pass<'_>> {
+        let queries: Vec<u32> = rows.clone().map(|row| row as u32).collect();
+        Pass::new(self.context, self.scanner, &queries, rows.clone())
     }
 
-    /// The queries of one block.
-    fn rows_of(&self, block: usize) -> Range<usize> {
-        (block * self.block).max(self.queries.start)..((block + 1) * self.block).min(self.queries.end)
-    }
-
-    /// The panels that hold `rows`.
-    fn panels_of(rows: &Range<usize>) -> Range<usize> {
-        rows.start / K::NR..rows.end.div_ceil(K::NR)
-    }
-
-    fn side(&self, rows: Range<usize>) -> Result<Side<K>> {
-        let numbers: Vec<u32> = rows.clone().map(|row| row as u32).collect();
-        let packed = PackedQuery::pack(self.job.options.simd, self.frame, self.job.query, &numbers)?;
-        let prepared = self.job.prepare(rows.clone())?;
-        Ok(Side { rows, packed, prepared })
-    }
-
-    /// The candidates of a block after its own rows and those that are no queries of this search.
-    fn alone(&self, rows: Range<usize>) -> Result<Vec<Candidates>> {
-        let job = self.job;
-        let side = self.side(rows.clone())?;
-        let roundoff = <E::Output as Output>::UNIT_ROUNDOFF;
-        let mut block = try_vec(rows.len(), "candidates")?;
-        for &(shift, size) in &side.packed.shifts {
-            block.push(Candidates {
-                nearest: TopK::new(job.problem.k, job.reference().rows())?,
-                floor: f32::NEG_INFINITY,
-                floors: Bound::new(job.metric(), job.query.dim(), shift, size, self.frame.scale2(), roundoff),
-            });
+    /// A block after its own rows and those that are not queries of this search.
+    fn diagonal(&self, number: usize) -> Result<Block> {
+        let start = (number * self.block_rows).max(self.queries.start);
+        let rows = start..((number + 1) * self.block_rows).min(self.queries.end);
+        let references = self.context.source.rows.rows();
+        let mut pass = self.pass(&rows)?;
+        let mut found = KnnCollector::new(&pass, self.context.ranking, |_| None, self.context.problem.k, references)?;
+        for others in [rows.clone(), 0..self.queries.start, self.queries.end..references] {
+            pass.visit_rows(others, &mut found)?;
         }
-        let mut buffers = Buffers::new::<K>();
-        for others in [rows, 0..self.queries.start, self.queries.end..job.reference().rows()] {
-            self.one_sided(&side, &mut block, others, &mut buffers)?;
-        }
-        Ok(block)
+        Ok(Block { rows, found: Mutex::new(found) })
     }
 
-    /// Hold the queries of a block against the reference rows `others`.
-    fn one_sided(
-        &self,
-        side: &Side<K>,
-        block: &mut [Candidates],
-        others: Range<usize>,
-        buffers: &mut Buffers<E>,
-    ) -> Result<()> {
-        let panels = if others.is_empty() { 0..0 } else { Self::panels_of(&others) };
-        let most = plan::block_panels(self.packed.panel_bytes());
-        for start in panels.clone().step_by(most) {
-            let end = (start + most).min(panels.end);
-            for group in 0..side.rows.len().div_ceil(K::MR) {
-                self.job.monitor.check()?;
-                let lanes = group * K::MR..((group + 1) * K::MR).min(side.rows.len());
-                let (mut at, mut step) = (start, most);
-                if block[lanes.clone()].iter().any(|candidates| candidates.floor == f32::NEG_INFINITY) {
-                    step = WARM_UP_PANELS;
-                }
-                while at < end {
-                    let until = (at + step).min(end);
-                    step *= 2;
-                    let mut bars = Thresholds::closed();
-                    for (m, i) in lanes.clone().enumerate() {
-                        bars.open(m, block[i].floor, side.packed.terms[i]);
-                    }
-                    let panel = QueryPanel { codes: side.packed.panel(group), thresholds: &bars };
-                    self.kernel.scan(&panel, &self.packed.run(at, until, Visit::All)?, &mut buffers.candidates);
-                    self.score(side, group, &others, buffers)?;
-                    for &(i, row, value) in &buffers.found {
-                        block[i as usize].nearest.push(Neighbour::new::<E::Output>(self.job.metric(), value, row));
-                    }
-                    buffers.found.clear();
-                    block[lanes.clone()].iter_mut().for_each(|candidates| candidates.settle(self.job.metric()));
-                    at = until;
-                }
+    /// All pairs of block `i` with the blocks `others`.
+    fn pairs(&self, i: usize, others: Range<usize>, blocks: &[Block]) -> Result<()> {
+        let (mine, unit) = (&blocks[i], self.scanner.unit_rows());
+        let mut pass = self.pass(&mine.rows)?;
+        for theirs in &blocks[others] {
+            let padding = theirs.rows.start % unit;
+            // No key reaches the floor of rows in the first and last unit that are not in the block.
+            let mut floors = vec![f32::INFINITY; (padding + theirs.rows.len()).next_multiple_of(unit)];
+            for (floor, threshold) in floors[padding..].iter_mut().zip(theirs.lock().thresholds()) {
+                *floor = threshold;
             }
-        }
-        self.job.monitor.advance(side.rows.len() as u64 * others.len() as u64);
-        Ok(())
-    }
-
-    /// Hold block `i` against the blocks `others`, and those against it; `first` is the number of block 0.
-    fn pairs(&self, first: usize, i: usize, others: Range<usize>, blocks: &[Block]) -> Result<()> {
-        let side = self.side(self.rows_of(first + i))?;
-        let mut buffers = Buffers::new::<K>();
-        let most = plan::block_panels(self.packed.panel_bytes());
-        let mut mine = Vec::new();
-        for j in others {
-            let rows = self.rows_of(first + j);
-            let panels = Self::panels_of(&rows);
-            mine.clear();
-            mine.extend(lock(&blocks[i]).iter().map(|candidates| candidates.floor));
-            // No key reaches the rows of the panels that are not in the block.
-            let mut theirs = vec![f32::INFINITY; panels.len() * K::NR];
-            for (floor, candidates) in theirs[rows.start - panels.start * K::NR..].iter_mut().zip(&*lock(&blocks[j])) {
-                *floor = candidates.floor;
-            }
-            let runs = panels.len().div_ceil(most);
-            for run in 0..runs {
-                let run = panels.start + panels.len() * run / runs..panels.start + panels.len() * (run + 1) / runs;
-                let floors = &theirs[(run.start - panels.start) * K::NR..];
-                for group in 0..side.rows.len().div_ceil(K::MR) {
-                    self.job.monitor.check()?;
-                    let lanes = group * K::MR..((group + 1) * K::MR).min(side.rows.len());
-                    let (mut bars, mut columns) = (Thresholds::closed(), Transposed::closed(floors));
-                    for (m, i) in lanes.enumerate() {
-                        bars.open(m, mine[i], side.packed.terms[i]);
-                        let (offset, terms) = self.packed.row(side.rows.start + i);
-                        columns.open(m, offset, terms);
-                    }
-                    let panel = QueryPanel { codes: side.packed.panel(group), thresholds: &bars };
-                    let run = self.packed.run(run.start, run.end, Visit::All)?;
-                    (self.scan_symmetric)(self.kernel, &panel, &run, &columns, &mut buffers.candidates);
-                    self.score(&side, group, &rows, &mut buffers)?;
-                    if buffers.found.len() > MOST_FOUND {
-                        self.enter_both(&side, &rows, (&blocks[i], &blocks[j]), &mut buffers.found);
-                    }
-                }
-            }
-            self.enter_both(&side, &rows, (&blocks[i], &blocks[j]), &mut buffers.found);
-            self.job.monitor.advance(2 * side.rows.len() as u64 * rows.len() as u64);
+            let thresholds = mine.lock().thresholds().collect();
+            let mut pairs = Pairs { mine, theirs, thresholds, found: Vec::new() };
+            pass.visit_pairs(theirs.rows.clone(), &floors, &mut pairs)?;
+            pairs.enter();
+            // The pass counted the pairs of one side.
+            self.context.monitor.advance(mine.rows.len() as u64 * theirs.rows.len() as u64);
         }
         Ok(())
     }
+}
 
-    /// Enter the pairs found between a side and the rows of another block.
-    fn enter_both(
-        &self,
-        side: &Side<K>,
-        rows: &Range<usize>,
-        (mine, theirs): (&Block, &Block),
-        found: &mut Vec<(u32, u32, f64)>,
-    ) {
-        self.enter(mine, found.iter().map(|&(i, row, value)| (i as usize, value, row)));
-        let turned =
-            |&(i, row, value): &(u32, u32, f64)| (row as usize - rows.start, value, side.rows.start as u32 + i);
-        self.enter(theirs, found.iter().map(turned));
-        found.clear();
+/// Collects the pairs of two blocks, for both.
+struct Pairs<'a> {
+    mine: &'a Block,
+    theirs: &'a Block,
+    /// Of `mine`, as they were before these pairs.
+    thresholds: Vec<f32>,
+    /// Query of `mine`, value, reference row.
+    found: Vec<(usize, f64, u32)>,
+}
+
+impl Pairs<'_> {
+    /// Enter what was found into both blocks.
+    fn enter(&mut self) {
+        self.mine.lock().enter(self.found.iter().copied());
+        let (mine, theirs) = (self.mine.rows.start, self.theirs.rows.start);
+        let transposed =
+            |&(query, value, row): &(usize, f64, u32)| (row as usize - theirs, value, (mine + query) as u32);
+        self.theirs.lock().enter(self.found.iter().map(transposed));
+        self.found.clear();
+    }
+}
+
+impl Collector for Pairs<'_> {
+    fn reject_below(&self, query: usize) -> f32 {
+        self.thresholds[query]
     }
 
-    /// Enter values and rows as candidates of the numbered queries of a block.
-    fn enter(&self, block: &Block, found: impl Iterator<Item = (usize, f64, u32)>) {
-        let metric = self.job.metric();
-        let mut block = lock(block);
-        for (query, value, row) in found {
-            block[query].nearest.push(Neighbour::new::<E::Output>(metric, value, row));
+    fn take(&mut self, query: usize, rows: &[u32], values: &[f64]) -> Result<u64> {
+        self.found.extend(rows.iter().zip(values).map(|(&row, &value)| (query, value, row)));
+        if self.found.len() > plan::PAIRS_BUFFERED {
+            self.enter();
         }
-        block.iter_mut().for_each(|candidates| candidates.settle(metric));
+        Ok(0)
     }
 
-    /// Form the values of the pairs that were reported, those of other rows than `others` and of a row with itself left out.
-    fn score(&self, side: &Side<K>, group: usize, others: &Range<usize>, buffers: &mut Buffers<E>) -> Result<()> {
-        let first = group * K::MR;
-        let lanes = K::MR.min(side.rows.len() - first);
-        let mut scored = 0;
-        for m in 0..K::MR {
-            if m + 1 < lanes {
-                for &row in
-                    buffers.candidates.rows(m + 1).iter().take(ROWS).filter(|&&row| others.contains(&(row as usize)))
-                {
-                    prefetch(self.job.reference().row(row as usize));
-                }
-            }
-            let (rows, _) = buffers.candidates.take(m);
-            if rows.is_empty() || m >= lanes {
-                continue;
-            }
-            let i = first + m;
-            let scratch = &mut buffers.scratch;
-            scratch.rows.clear();
-            let counts = |row: usize| others.contains(&row) && row != side.rows.start + i;
-            scratch.rows.extend(rows.iter().filter(|&&row| counts(row as usize)));
-            self.job.score(&side.prepared[i], scratch)?;
-            scored += scratch.rows.len();
-            buffers.found.extend(scratch.rows.iter().zip(&scratch.values).map(|(&row, &value)| (i as u32, row, value)));
-        }
-        self.job.monitor.tally(scored as u64, 0);
-        Ok(())
+    fn merge(&mut self, _: Self) -> Result<()> {
+        Err(Error::Panic("the pairs of two blocks were split".into()))
     }
 }
 
@@ -335,43 +180,24 @@ mod tests {
     use super::*;
     use crate::Argument;
     use crate::arch::level::{Level, Simd};
-    use crate::arch::{self, WithKernel};
-    use crate::matrix::MatrixRef;
-    use crate::runtime::Monitor;
-    use crate::runtime::PoolHandle;
-    use crate::search::plan::Options;
+    use crate::exact::Widened;
+    use crate::exact::rows::Rows;
+    use crate::filter::Filter;
+    use crate::matrix::{Element, MatrixRef, Output};
+    use crate::metric::Metric;
+    use crate::order::{Neighbour, Ranking};
+    use crate::runtime::{Monitor, PoolHandle};
+    use crate::search::SelfRule;
+    use crate::search::engine::scanner;
+    use crate::search::references::Source;
 
-    /// A self-search in blocks of 32 rows, which no plan would make.
-    struct Tiles<'a, E: Element> {
-        job: &'a Job<'a, E>,
-        queries: Range<usize>,
-    }
-
-    impl<E: Element> WithKernel for Tiles<'_, E> {
-        type Output = Option<(Vec<E::Output>, Vec<i64>)>;
-
-        fn run<K: Kernel>(self, kernel: K) -> Self::Output {
-            let Self { job, queries } = self;
-            let scan_symmetric = K::SCAN_SYMMETRIC?;
-            let frame = Frame::choose(job.options.simd, job.metric(), job.reference());
-            let packed = PackedReference::<K>::pack(job.options.simd, &frame, job.reference(), 1, job.monitor);
-            let packed = packed.expect("finite");
-            let len = queries.len() * job.problem.k;
-            let (mut values, mut rows) = (vec![E::Output::default(); len], vec![0; len]);
-            let tiles = SelfSearch { job, kernel, scan_symmetric, frame: &frame, packed: &packed, queries, block: 32 };
-            tiles.run(&mut values, &mut rows).expect("finite");
-            assert_eq!(job.monitor.fraction(), 1.0, "progress ends where the work does");
-            Some((values, rows))
-        }
-    }
-
-    fn search<E: Element>(data: &[E], dim: usize, queries: Range<usize>, k: usize, metric: Metric) {
+    /// A self-search in blocks of about 32 rows, which no plan would make.
+    fn check<E: Element>(data: &[E], dim: usize, queries: Range<usize>, k: usize, metric: Metric) {
         let reference = MatrixRef::new(data, data.len() / dim, dim, Argument::Reference).expect("good");
         let query = MatrixRef::new(&data[..queries.end * dim], queries.end, dim, Argument::Query).expect("good");
-        let all: Vec<u32> = (0..reference.rows() as u32).collect();
+        let numbers: Vec<u32> = queries.clone().map(|row| row as u32).collect();
         for simd in Level::available().into_iter().filter_map(Simd::new) {
             let threads = NonZero::new(1 + k % 3).expect("positive");
-            let options = Options { k, metric, exclude_self: true, simd, threads };
             let problem = Problem {
                 metric,
                 queries: queries.end,
@@ -384,18 +210,38 @@ mod tests {
             };
             let monitor = Monitor::new();
             monitor.begin(queries.len() as u64 * reference.rows() as u64);
-            let job = Job::whole(query, reference, &options, problem, &monitor);
+            let ranking = Ranking::new(metric, E::PRECISION);
+            let context = Context {
+                query: &query,
+                source: Source::one_shot(&reference),
+                first_reference: 0,
+                rows: 0..reference.rows(),
+                metric,
+                ranking,
+                exclude: SelfRule::From(0),
+                upper_triangle: false,
+                simd,
+                problem,
+                monitor: &monitor,
+            };
+            let scanner = scanner(&context, Filter::Int8).expect("finite");
+            if !scanner.is_symmetric() {
+                continue;
+            }
+            let len = queries.len() * k;
+            let (mut values, mut rows) = (vec![E::Output::default(); len], vec![0; len]);
+            let place = Out::Answer(E::Output::erase(&mut values), &mut rows);
             let pool = PoolHandle::get(threads).expect("a pool");
-            let tiles = Tiles { job: &job, queries: queries.clone() };
-            let Some((values, rows)) = pool.pool().install(|| arch::with_int8(simd, tiles)) else { continue };
-            let mut scratch = Scratch::new();
+            let block = 32usize.next_multiple_of(scanner.unit_rows());
+            pool.pool().install(|| search(&context, &*scanner, &numbers, block, place)).expect("finite");
+            assert_eq!(monitor.fraction(), 1.0, "progress ends where the work does");
+            let (mut scratch, mut wide, mut found) = (Vec::new(), Widened::new(), Vec::new());
             for (at, i) in queries.clone().enumerate() {
-                scratch.rows.clear();
-                scratch.rows.extend(all.iter().filter(|&&row| row as usize != i));
-                job.score(&Prepared::new(metric, query.row(i)), &mut scratch).expect("in memory");
-                let mut wanted: Vec<Neighbour> = (scratch.rows.iter().zip(&scratch.values))
-                    .map(|(&row, &value)| Neighbour::new::<E::Output>(metric, value, row))
-                    .collect();
+                let others: Vec<u32> = (0..reference.rows() as u32).filter(|&row| row as usize != i).collect();
+                let prepared = query.prepare(metric, i, &mut scratch);
+                Rows::score(&reference, simd, &prepared, &others, &mut wide, &mut found);
+                let mut wanted: Vec<Neighbour> =
+                    others.iter().zip(&found).map(|(&row, &value)| ranking.neighbour(value, row)).collect();
                 wanted.sort_unstable();
                 for (n, wanted) in wanted.iter().take(k).enumerate() {
                     let place = at * k + n;
@@ -441,9 +287,9 @@ mod tests {
             let queries = (begin * end as f64) as usize..end;
             if double {
                 let data: Vec<f64> = data.iter().map(|&x| f64::from(x) * (1.0 + 1e-10)).collect();
-                search(&data, dim, queries, k, metric);
+                check(&data, dim, queries, k, metric);
             } else {
-                search(&data, dim, queries, k, metric);
+                check(&data, dim, queries, k, metric);
             }
         }
     }

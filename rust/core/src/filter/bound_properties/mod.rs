@@ -41,9 +41,9 @@ impl<E: Element> WithKernel for AllKeys<'_, E> {
 
     fn run<K: Kernel + 'static>(self, kernel: K) -> Keys {
         let Self { simd, frame, query, refs } = self;
-        let packed = PackedReference::<K>::pack(simd, frame, refs, 1, &Monitor::new()).expect("finite");
+        let packed = PackedReference::<K>::pack(simd, frame, &refs, 1, &Monitor::new()).expect("finite");
         let rows: Vec<u32> = (0..query.rows() as u32).collect();
-        let queries = PackedQuery::<K>::pack(simd, frame, query.into(), &rows).expect("finite");
+        let queries = PackedQuery::<K>::pack(simd, frame, &query, &rows).expect("finite");
         let mut keys = Keys {
             kernel: std::any::type_name::<K>(),
             key: vec![f32::NAN; query.rows() * refs.rows()],
@@ -93,9 +93,9 @@ impl<E: Element> WithKernel for Turned<'_, E> {
     fn run<K: Kernel>(self, kernel: K) -> Self::Output {
         let Self { simd, frame, queries, refs, floors } = self;
         let scan_symmetric = K::SCAN_SYMMETRIC?;
-        let packed = PackedReference::<K>::pack(simd, frame, refs, 1, &Monitor::new()).expect("finite");
+        let packed = PackedReference::<K>::pack(simd, frame, &refs, 1, &Monitor::new()).expect("finite");
         let rows: Vec<u32> = (0..queries as u32).collect();
-        let query = PackedQuery::<K>::pack(simd, frame, refs.into(), &rows).expect("finite");
+        let query = PackedQuery::<K>::pack(simd, frame, &refs, &rows).expect("finite");
         let mut padded = floors.to_vec();
         padded.resize(packed.panels() * K::NR, f32::INFINITY);
         let mut reported = vec![false; queries * refs.rows()];
@@ -131,9 +131,8 @@ fn attack_turned<E: Element>(metric: Metric, queries: usize, refs: MatrixRef<'_,
     let (dim, count) = (refs.dim(), refs.rows());
     let all: Vec<u32> = (0..count as u32).collect();
     for simd in Level::available().into_iter().filter_map(Simd::new) {
-        let frame = Frame::choose(simd, metric, refs);
-        let shifts =
-            PackedQuery::<arch::scalar::ScalarF32>::pack(simd, &frame, refs.into(), &all).expect("finite").shifts;
+        let frame = Frame::choose(simd, metric, &refs);
+        let shifts = PackedQuery::<arch::scalar::ScalarF32>::pack(simd, &frame, &refs, &all).expect("finite").shifts;
         let roundoff = <E::Output as Output>::UNIT_ROUNDOFF;
         let values: Vec<Vec<f64>> = (0..count)
             .map(|j| {
@@ -251,10 +250,9 @@ fn attack<E: Element>(metric: Metric, query: MatrixRef<'_, E>, refs: MatrixRef<'
     let all: Vec<u32> = (0..count as u32).collect();
     let rows: Vec<u32> = (0..query.rows() as u32).collect();
     for simd in Level::available().into_iter().filter_map(Simd::new) {
-        let frame = Frame::choose(simd, metric, refs);
+        let frame = Frame::choose(simd, metric, &refs);
         // The queries' shifts do not depend on the kernel.
-        let shifts =
-            PackedQuery::<arch::scalar::ScalarF32>::pack(simd, &frame, query.into(), &rows).expect("finite").shifts;
+        let shifts = PackedQuery::<arch::scalar::ScalarF32>::pack(simd, &frame, &query, &rows).expect("finite").shifts;
         for Keys { kernel, key, error } in keys_at(simd, metric, &frame, query, refs) {
             for i in 0..query.rows() {
                 let mut values = Vec::new();
@@ -405,7 +403,7 @@ fn the_bound_is_tight_on_ordinary_rows() {
     let data: Vec<f32> = (0..64 * 128).map(|i| ((i * 7919) % 1000) as f32 / 500.0 - 1.0).collect();
     let matrix = matrix(&data, 128);
     for simd in Level::available().into_iter().filter_map(Simd::new) {
-        let frame = Frame::choose(simd, Metric::SqEuclidean, matrix);
+        let frame = Frame::choose(simd, Metric::SqEuclidean, &matrix);
         for (Keys { kernel, key, error }, limit) in
             keys_at(simd, Metric::SqEuclidean, &frame, matrix, matrix).iter().zip([2e-5, 2e-2])
         {
@@ -421,10 +419,9 @@ fn a_symmetric_tile_is_no_blunter_than_two() {
     let data: Vec<f32> = (0..64 * 128).map(|i| ((i * 7919) % 1000) as f32 / 500.0 - 1.0).collect();
     let (refs, metric) = (matrix(&data, 128), Metric::SqEuclidean);
     for simd in Level::available().into_iter().filter_map(Simd::new) {
-        let frame = Frame::choose(simd, metric, refs);
+        let frame = Frame::choose(simd, metric, &refs);
         let all: Vec<u32> = (0..64).collect();
-        let shifts =
-            PackedQuery::<arch::scalar::ScalarF32>::pack(simd, &frame, refs.into(), &all).expect("finite").shifts;
+        let shifts = PackedQuery::<arch::scalar::ScalarF32>::pack(simd, &frame, &refs, &all).expect("finite").shifts;
         let floors: Vec<f32> = shifts
             .iter()
             .map(|&(shift, size)| Bound::new(metric, 128, shift, size, frame.scale2(), 0.0).reject_below(1.0))
@@ -451,7 +448,7 @@ fn a_giant_row_is_reported_and_leaves_the_others_alone() {
     data[299 * 4] = 1e38;
     let (query, refs) = (matrix(&data[..4 * 4], 4), matrix(&data, 4));
     for simd in Level::available().into_iter().filter_map(Simd::new) {
-        let frame = Frame::choose(simd, Metric::SqEuclidean, refs);
+        let frame = Frame::choose(simd, Metric::SqEuclidean, &refs);
         for (Keys { kernel, error, .. }, limit) in
             keys_at(simd, Metric::SqEuclidean, &frame, query, refs).iter().zip([1e-3, 0.2])
         {
@@ -471,7 +468,7 @@ fn the_bound_of_distances_is_tight_on_ordinary_rows() {
     let minkowski = Metric::minkowski(3.0).expect("above 0");
     for simd in Level::available().into_iter().filter_map(Simd::new) {
         for (metric, share) in [(Metric::Cityblock, 2e-5), (Metric::Chebyshev, 3e-6), (minkowski, 6e-5)] {
-            let frame = Frame::choose(simd, metric, matrix);
+            let frame = Frame::choose(simd, metric, &matrix);
             for Keys { kernel, key, error } in keys_at(simd, metric, &frame, matrix, matrix) {
                 let largest = key.iter().fold(0.0f32, |m, k| m.max(-k));
                 let relative = lp_relative_error(metric, 128) as f32 * largest;

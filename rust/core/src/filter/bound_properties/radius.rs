@@ -10,7 +10,7 @@ use crate::Argument;
 use crate::arch;
 use crate::arch::level::{Level, Simd};
 use crate::exact::{Prepared, Widened, score};
-use crate::filter::bound::{Bound, sure_bar};
+use crate::filter::bound::{Bound, accept_threshold};
 use crate::filter::frame::Frame;
 use crate::filter::panels::PackedQuery;
 use crate::matrix::MatrixRef;
@@ -29,11 +29,10 @@ fn bar(floor: f32, error: f32) -> f32 {
 }
 
 fn judge(simd: Simd, metric: Metric, query: MatrixRef<'_, f32>, refs: MatrixRef<'_, f32>) -> Vec<Vec<Judged>> {
-    let frame = Frame::choose(simd, metric, refs);
+    let frame = Frame::choose(simd, metric, &refs);
     // The queries' shifts do not depend on the kernel.
     let rows: Vec<u32> = (0..query.rows() as u32).collect();
-    let shifts =
-        PackedQuery::<arch::scalar::ScalarF32>::pack(simd, &frame, query.into(), &rows).expect("finite").shifts;
+    let shifts = PackedQuery::<arch::scalar::ScalarF32>::pack(simd, &frame, &query, &rows).expect("finite").shifts;
     let all: Vec<u32> = (0..refs.rows() as u32).collect();
     let judged = |keys: &Keys, i: usize, (shift, size): (f64, f64)| {
         let mut values = Vec::new();
@@ -77,7 +76,7 @@ proptest! {
                     let (out, sure) = (floor.reject_below(edge), floor.accept_above(edge));
                     for (&value, &(key, error)) in values.iter().zip(&keys) {
                         let inside = if metric.largest_first() { value >= edge } else { value <= edge };
-                        let (low, high) = (bar(out, error), sure_bar(sure, error));
+                        let (low, high) = (bar(out, error), accept_threshold(sure, error));
                         if inside {
                             // Not `>=`: what is not a number is reported.
                             #[expect(clippy::neg_cmp_op_on_partial_ord, reason = "NaN must pass")]
@@ -109,7 +108,7 @@ fn few_ordinary_rows_stand_between_the_bounds() {
                     let edge = sorted[150];
                     let (out, sure) = (floor.reject_below(edge), floor.accept_above(edge));
                     assert!(out < sure);
-                    let decided = |key: f32, error: f32| key < bar(out, error) || key > sure_bar(sure, error);
+                    let decided = |key: f32, error: f32| key < bar(out, error) || key > accept_threshold(sure, error);
                     undecided += keys.iter().filter(|(key, error)| !decided(*key, *error)).count();
                 }
                 // The row on the edge itself, and those that come within the error of it.

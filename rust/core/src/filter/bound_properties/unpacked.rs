@@ -7,7 +7,7 @@ use crate::arch::UNPACKED_LANES;
 use crate::arch::kernel::{CandidateLists, MAX_RUN};
 use crate::arch::level::{Level, Simd};
 use crate::exact::{Prepared, Widened, score};
-use crate::filter::unpacked::{MOST_ROWS, Panel, Threshold};
+use crate::filter::unpacked::{MOST_ROWS, Panel};
 use crate::matrix::{Element, MatrixRef, Output};
 use crate::metric::{Geometry, Metric};
 use crate::order::Neighbour;
@@ -23,11 +23,12 @@ fn reported<E: Element>(
 ) -> Vec<Vec<u32>> {
     let mut panel = Panel::new(metric, prepared);
     for (lane, (query, ranks)) in prepared.iter().zip(ranks).enumerate() {
-        let threshold: Threshold = Panel::threshold(metric, query, <E::Output as Output>::UNIT_ROUNDOFF);
-        panel.raise(lane, &threshold, ranks[made_from].ranked_value(metric));
+        let (keys, terms) = Panel::terms(metric, query);
+        let bound = keys.bound(<E::Output as Output>::UNIT_ROUNDOFF);
+        panel.reject_below(lane, terms, bound.reject_below(ranks[made_from].ranked_value(metric)));
     }
     let mut candidates = CandidateLists::new(UNPACKED_LANES, MOST_ROWS / MAX_RUN);
-    panel.scan(simd, refs, 0, refs.rows(), &mut Widened::new(), &mut candidates);
+    panel.scan(simd, &refs, 0, refs.rows(), &mut Widened::new(), &mut candidates);
     (0..prepared.len()).map(|lane| candidates.take(lane).0.to_vec()).collect()
 }
 
@@ -76,7 +77,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 50, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn no_bar_hides_a_neighbour(
+    fn no_threshold_hides_a_neighbour(
         dim in prop_oneof![1usize..=130, Just(2048)],
         kinds in prop::collection::vec(any::<u8>(), 2..40),
         seeds in prop::collection::vec(-2.0f32..2.0, 5..90),

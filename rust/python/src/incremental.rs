@@ -2,16 +2,17 @@
 
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
-use exactknn_core::{Argument, BlockSearch, Metric, Neighbours, Options, active_level, bf16, f16};
+use exactknn_core::{Argument, BlockSearch, Options, active_level};
 use numpy::{IntoPyArray, PyArray2, PyArrayMethods, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
 use crate::Threads;
+use crate::args::{self, count, self_rule, threads, with_element};
 use crate::array::{Kind, Stored, borrow, common_kind, kind, matrix};
 use crate::error::IntoPy;
 use crate::interrupt;
-use crate::search::{Pair, count, positive_threads, threads_or_default};
+use crate::knn::{Pair, pair};
 
 /// The k nearest of fixed queries among references that come block by block.
 #[pyclass(name = "BlockSearch", module = "exactknn._core", frozen)]
@@ -21,36 +22,12 @@ pub(crate) struct PyBlockSearch {
     bfloat16: bool,
     threads: Threads,
     k: usize,
-    search: Mutex<BlockSearch>,
-}
-
-/// Run `$body` with `$element` as the type that a kind stands for.
-macro_rules! with_element {
-    ($kind:expr, $element:ident => $body:expr) => {
-        match $kind {
-            Kind::F32 => {
-                type $element = f32;
-                $body
-            }
-            Kind::F64 => {
-                type $element = f64;
-                $body
-            }
-            Kind::F16 => {
-                type $element = f16;
-                $body
-            }
-            Kind::Bf16 => {
-                type $element = bf16;
-                $body
-            }
-        }
-    };
+    search: Mutex<BlockSearch<'static>>,
 }
 
 impl PyBlockSearch {
     /// The search, unless another thread is using it.
-    fn search(&self) -> PyResult<MutexGuard<'_, BlockSearch>> {
+    fn search(&self) -> PyResult<MutexGuard<'_, BlockSearch<'static>>> {
         match self.search.try_lock() {
             Ok(search) => Ok(search),
             // A block is taken in whole or not at all: a panic has left nothing half done.
@@ -74,7 +51,7 @@ impl PyBlockSearch {
         let before = &*search;
         let is_small = || before.is_small::<E>(reference.rows());
         let after =
-            interrupt::run(py, self.threads, is_small, progress, |monitor| before.with(query, reference, monitor))?;
+            interrupt::search(py, self.threads, is_small, progress, |monitor| before.with(query, reference, monitor))?;
         // Not before the last word of `progress`, which may be an exception.
         *search = after;
         Ok(())
@@ -84,11 +61,8 @@ impl PyBlockSearch {
     where
         E::Output: numpy::Element,
     {
-        let Neighbours { values, rows } = self.search()?.result::<E>().into_py()?;
-        let shape = [queries, self.k];
-        let values = values.into_pyarray(py).reshape(shape)?;
-        let rows = rows.into_pyarray(py).reshape(shape)?;
-        Ok((values.into_any().unbind(), rows.into_any().unbind()))
+        let found = self.search()?.result::<E>().into_py()?;
+        pair(py, found, queries, self.k)
     }
 
     fn queries(&self, py: Python<'_>) -> usize {
@@ -99,20 +73,25 @@ impl PyBlockSearch {
 #[pymethods]
 impl PyBlockSearch {
     #[new]
-    #[pyo3(signature = (query, k, metric, *, exclude_self=false, bfloat16=false, num_threads=None, p=None))]
+    #[pyo3(signature = (
+        query, k, metric, *, exclude_self=false, first_query=None, bfloat16=false, num_threads=None, p=None
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "the signature of the Python class")]
     fn new(
         query: &Bound<'_, PyUntypedArray>,
         k: &Bound<'_, PyAny>,
         metric: &str,
         exclude_self: bool,
+        first_query: Option<&Bound<'_, PyAny>>,
         bfloat16: bool,
         num_threads: Option<&Bound<'_, PyAny>>,
         p: Option<f64>,
     ) -> PyResult<Self> {
         let k = count("k", k)?;
-        let metric = Metric::parse(metric, p).into_py()?;
-        let threads = threads_or_default(num_threads.map(positive_threads).transpose()?)?;
-        let options = Options { k, metric, exclude_self, simd: active_level().into_py()?, threads };
+        let metric = args::metric(metric, p)?;
+        let threads = threads(num_threads)?;
+        let exclude = self_rule(exclude_self, first_query)?;
+        let options = Options { k, metric, exclude, simd: active_level().into_py()?, threads };
         let kind = kind(query, Argument::Query, bfloat16)?;
         let search = with_element!(kind, E => {
             let query = borrow::<E>(query, Argument::Query)?;

@@ -1,0 +1,104 @@
+//! The rows of a matrix behind one address, whatever the type of their elements.
+//!
+//! ```text
+//! MatrixRef<E> ──as &dyn Rows──> widen a row │ prepare a query │ float64 values of a batch │ prefetch │ find a bad row
+//! ```
+//!
+//! Loops over pairs are compiled once for each kernel, not once more for each element type: what depends on the type is a
+//! call through this trait, made for a row or a batch of rows, never for a number.
+
+use super::{Prepared, Widened, prefetch, score};
+use crate::arch::level::Simd;
+use crate::error::{Argument, Error};
+use crate::matrix::{Element, MatrixRef, Precision, QueryRef, WideRow, first_non_finite};
+use crate::metric::Metric;
+
+/// See the module header.
+pub(crate) trait Rows: Sync {
+    /// Number of rows.
+    fn rows(&self) -> usize;
+    /// Number of columns, at least 1.
+    fn dim(&self) -> usize;
+    /// Bytes of one row.
+    fn row_bytes(&self) -> usize;
+    /// The precision of results for such rows.
+    fn precision(&self) -> Precision;
+    /// All rows as they lie, if they are float32.
+    fn as_f32(&self) -> Option<&[f32]>;
+    /// One row, exactly; copied to `scratch` only where it has to be widened.
+    fn widen<'s>(&'s self, row: usize, scratch: &'s mut Vec<f32>) -> WideRow<'s>;
+    /// One row as a query.
+    fn prepare(&self, metric: Metric, row: usize, scratch: &mut Vec<f32>) -> Prepared;
+    /// Float64 values of `query` with the rows numbered in `rows`; see [`super::score`].
+    fn score(&self, simd: Simd, query: &Prepared, rows: &[u32], scratch: &mut Widened, values: &mut Vec<f64>);
+    /// Load the beginning of these rows into the cache.
+    fn prefetch(&self, rows: &[u32]);
+    /// Whether a row holds neither NaN nor infinity.
+    fn is_finite(&self, row: usize) -> bool;
+    /// The first NaN or infinity at or after row `start`, as an error that names it.
+    fn first_non_finite(&self, argument: Argument, start: usize) -> Option<Error>;
+    /// The address and the size of the rows: equal for two views of the same memory.
+    fn identity(&self) -> (usize, usize);
+}
+
+impl<E: Element> Rows for MatrixRef<'_, E> {
+    fn rows(&self) -> usize {
+        MatrixRef::rows(self)
+    }
+
+    fn dim(&self) -> usize {
+        MatrixRef::dim(self)
+    }
+
+    fn row_bytes(&self) -> usize {
+        MatrixRef::dim(self).saturating_mul(size_of::<E>())
+    }
+
+    fn precision(&self) -> Precision {
+        E::PRECISION
+    }
+
+    fn as_f32(&self) -> Option<&[f32]> {
+        E::as_f32(self.as_slice())
+    }
+
+    fn widen<'s>(&'s self, row: usize, scratch: &'s mut Vec<f32>) -> WideRow<'s> {
+        E::wide_row(E::widen(self.row(row), scratch))
+    }
+
+    fn prepare(&self, metric: Metric, row: usize, scratch: &mut Vec<f32>) -> Prepared {
+        Prepared::of_wide::<E>(metric, E::widen(self.row(row), scratch))
+    }
+
+    fn score(&self, simd: Simd, query: &Prepared, rows: &[u32], scratch: &mut Widened, values: &mut Vec<f64>) {
+        score(simd, query, *self, rows, scratch, values);
+    }
+
+    fn prefetch(&self, rows: &[u32]) {
+        for &row in rows {
+            prefetch(self.row(row as usize));
+        }
+    }
+
+    fn is_finite(&self, row: usize) -> bool {
+        self.row(row).iter().all(|x| x.to_f64().is_finite())
+    }
+
+    fn first_non_finite(&self, argument: Argument, start: usize) -> Option<Error> {
+        first_non_finite(*self, argument, start)
+    }
+
+    fn identity(&self) -> (usize, usize) {
+        (self.as_slice().as_ptr().addr(), self.as_slice().len() * size_of::<E>())
+    }
+}
+
+impl<E: Element> QueryRef<'_, E> {
+    /// The rows for code that is not generic over their type.
+    pub(crate) fn erase(&self) -> &dyn Rows {
+        match self {
+            Self::Same(rows) => rows,
+            Self::Wide(rows) => rows,
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! The k nearest so far of each query of a chunk: the collector of `knn.rs` and `symmetric.rs`.
+//!
+//! ```text
+//! float64 values ──> TopK of each query ──k-th value──Bound──> reject_below, which only rises
+//!                    └──write──> values and rows, or the nearest so far (incremental.rs)
+//! ```
+
+use super::scan::{Collector, Pass};
+use crate::error::{Error, Result};
+use crate::filter::bound::Bound;
+use crate::matrix::Values;
+use crate::order::{Neighbour, Ranking};
+use crate::runtime::alloc::try_vec;
+use crate::topk::{self, TopK};
+
+/// Where the neighbours of some queries go, `k` of each.
+pub(crate) enum Out<'a> {
+    /// The answer of the search; there are `k` neighbours.
+    Answer(Values<'a>, &'a mut [i64]),
+    /// The nearest so far, in their order, among references that come one after the other; see `incremental.rs`.
+    SoFar(&'a mut [Neighbour]),
+}
+
+impl Out<'_> {
+    /// The first `middle` places and the rest.
+    pub(crate) fn split_at(self, middle: usize) -> (Self, Self) {
+        match self {
+            Self::Answer(values, rows) => {
+                let ((values, more_values), (rows, more_rows)) = (values.split_at(middle), rows.split_at_mut(middle));
+                (Self::Answer(values, rows), Self::Answer(more_values, more_rows))
+            }
+            Self::SoFar(places) => {
+                let (places, more) = places.split_at_mut(middle);
+                (Self::SoFar(places), Self::SoFar(more))
+            }
+        }
+    }
+}
+
+/// The k nearest so far of one query.
+pub(crate) struct State {
+    nearest: TopK,
+    /// See [`Collector::reject_below`]. The one place where a query's threshold lives.
+    reject_below: f32,
+    /// Turns values into keys; `None` where there are no keys.
+    bound: Option<Bound>,
+}
+
+impl State {
+    /// Select if it is worth it, and let the threshold follow the k-th neighbour, which was `before`.
+    #[inline(always)]
+    fn settle(&mut self, ranking: Ranking, before: Option<Neighbour>) {
+        if self.nearest.should_select() {
+            self.nearest.select();
+        }
+        self.follow(ranking, before);
+    }
+
+    /// Let the threshold follow the k-th neighbour, which was `before`.
+    #[inline(always)]
+    fn follow(&mut self, ranking: Ranking, before: Option<Neighbour>) {
+        if let (Some(bound), Some(kth)) = (&self.bound, self.nearest.kth().filter(|now| Some(*now) != before)) {
+            self.reject_below = self.reject_below.max(bound.reject_below(ranking.value(kth)));
+        }
+    }
+
+    /// Expect that the last of the neighbours found so far stands behind rank `k`.
+    fn expect(&mut self, ranking: Ranking, k: usize, most: usize) -> Result<()> {
+        self.nearest.select();
+        if let Some(last) = self.nearest.kth() {
+            let found = std::mem::replace(&mut self.nearest, TopK::new(1, 1)?);
+            self.nearest = TopK::resume(k, most, found, last)?;
+            if let Some(bound) = &self.bound {
+                self.reject_below = bound.reject_below(ranking.value(last));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The k nearest so far of each query of a chunk.
+pub(crate) struct KnnCollector {
+    ranking: Ranking,
+    states: Vec<State>,
+}
+
+impl KnnCollector {
+    /// A collector for the `k` first of the references of a pass.
+    /// - `initial`: what the neighbours of a query must rank before, by its number in the search
+    /// - `most`: references that it will meet
+    pub(crate) fn new(
+        pass: &Pass<'_>,
+        ranking: Ranking,
+        initial: impl Fn(u32) -> Option<Neighbour>,
+        k: usize,
+        most: usize,
+    ) -> Result<Self> {
+        let mut states = try_vec(pass.queries().len(), "candidates")?;
+        for (i, &query) in pass.queries().iter().enumerate() {
+            let initial = initial(query);
+            let bound = pass.key_map(i).map(|keys| keys.bound(ranking.unit_roundoff()));
+            let mut state =
+                State { nearest: TopK::with_threshold(initial, k, most)?, reject_below: f32::NEG_INFINITY, bound };
+            state.follow(ranking, None);
+            states.push(state);
+        }
+        Ok(Self { ranking, states })
+    }
+
+    /// Write the `k` nearest of each query; `first_reference` is the number of row 0.
+    pub(crate) fn write(self, k: usize, first_reference: usize, out: Out<'_>) -> Result<()> {
+        match out {
+            Out::Answer(mut values, rows) => {
+                for (i, state) in self.states.into_iter().enumerate() {
+                    if state.nearest.len() < k {
+                        return Err(Error::Panic("a query found too few neighbours".into()));
+                    }
+                    let mut place = i * k;
+                    state.nearest.sorted(|neighbour| {
+                        values.set(place, self.ranking.value(neighbour));
+                        rows[place] = i64::from(neighbour.row());
+                        place += 1;
+                    });
+                }
+            }
+            Out::SoFar(places) => {
+                let mut scratch = Vec::new();
+                for (state, places) in self.states.into_iter().zip(places.chunks_mut(k)) {
+                    scratch.clear();
+                    state.nearest.sorted(|neighbour| scratch.push(neighbour.offset_by(first_reference)));
+                    topk::merge(places, &scratch);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Number of queries.
+    pub(crate) fn queries(&self) -> usize {
+        self.states.len()
+    }
+
+    /// What each query rejects.
+    pub(crate) fn thresholds(&self) -> impl Iterator<Item = f32> {
+        self.states.iter().map(|state| state.reject_below)
+    }
+
+    /// Expect that the last neighbour found so far of each query stands behind rank `k` of `most` references.
+    pub(crate) fn expect(&mut self, k: usize, most: usize) -> Result<()> {
+        self.states.iter_mut().try_for_each(|state| state.expect(self.ranking, k, most))
+    }
+
+    /// The queries with fewer than `k` neighbours.
+    pub(crate) fn short_of(&self, k: usize) -> Vec<usize> {
+        (0..self.states.len()).filter(|&i| self.states[i].nearest.len() < k).collect()
+    }
+
+    /// Take the place of the numbered queries.
+    pub(crate) fn replace(&mut self, queries: &[usize], by: Self) {
+        for (&query, state) in queries.iter().zip(by.states) {
+            self.states[query] = state;
+        }
+    }
+
+    /// Take in pairs of a query and a row, with their values; then all thresholds follow.
+    pub(crate) fn enter(&mut self, pairs: impl Iterator<Item = (usize, f64, u32)>) {
+        for (query, value, row) in pairs {
+            self.states[query].nearest.push(self.ranking.neighbour(value, row));
+        }
+        self.states.iter_mut().for_each(|state| state.settle(self.ranking, None));
+    }
+}
+
+impl Collector for KnnCollector {
+    fn reject_below(&self, query: usize) -> f32 {
+        self.states[query].reject_below
+    }
+
+    fn rises(&self) -> bool {
+        true
+    }
+
+    fn take(&mut self, query: usize, rows: &[u32], values: &[f64]) -> Result<u64> {
+        let (ranking, state) = (self.ranking, &mut self.states[query]);
+        let kth = state.nearest.kth();
+        let mut false_positives = 0;
+        for (&row, &value) in rows.iter().zip(values) {
+            let neighbour = ranking.neighbour(value, row);
+            false_positives += u64::from(kth.is_some_and(|kth| neighbour.is_behind(kth)));
+            state.nearest.push(neighbour);
+        }
+        // A selection may also have happened on the way.
+        state.settle(ranking, kth);
+        Ok(false_positives)
+    }
+
+    fn merge(&mut self, other: Self) -> Result<()> {
+        for (state, other) in self.states.iter_mut().zip(other.states) {
+            state.nearest.merge(other.nearest);
+        }
+        Ok(())
+    }
+}
