@@ -1,7 +1,7 @@
 """References that are prepared once and searched many times.
 
     add, train ──as_matrix──> rows ──rounded──> _core.Index: packed in parts, in memory or mapped from a file
-    search, radius ──as_matrix──> queries ──widened──> _core.Index: the rows of this moment ──> NumPy arrays
+    search, radius, ranks ──as_matrix──> queries ──widened──> _core.Index: the rows of this moment ──> NumPy arrays
     save, load ──────────────────────────────────────> the file of an index
     pickle, copy ──rows──> a new index
 
@@ -22,6 +22,7 @@ import numpy.typing as npt
 from exactknn import _core, _progress
 from exactknn._arrays.dtypes import HELD_BY, Matrix, as_dtype_name, converted, rounded
 from exactknn._arrays.matrix import as_array, as_matrix
+from exactknn._arrays.row_lists import as_row_lists
 from exactknn._arrays.scalars import as_count, as_exponent, as_flag, as_optional_count, as_real
 from exactknn._progress import Progress
 
@@ -332,6 +333,57 @@ class Index:
                 progress=report,
             )
         return (indptr, indices) if distances is None else (indptr, indices, distances)
+
+    def ranks(
+        self,
+        query: Any,
+        targets: Any,
+        *,
+        exclude_self: bool = False,
+        num_threads: int | None = None,
+        progress: Progress = None,
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Rank chosen rows of the index for each query, among all rows, without sorting them.
+
+        The rank of a row is 1 plus the number of rows that come before it in the order of `search` with ``k=None``.
+
+        Args:
+            query: ``(n, dim)``, as for `search`.
+            targets: the rows to rank: for each query a sequence of different row numbers; or all of them in compressed
+                rows, ``(indptr, indices)``, as `radius` returns them.
+            exclude_self: as for `search`: query ``i`` is row ``i``, which then has no rank, and counts for no rank.
+            num_threads: threads for this call, at least 1. ``None``: as the index was made.
+            progress: as for `exactknn.knn`.
+
+        Returns:
+            ``(indptr, ranks)``, int64: query ``i`` has the ranks ``ranks[indptr[i]:indptr[i + 1]]``, ascending, from 1.
+
+        Raises:
+            TypeError: as for `search`, or targets that are not integers.
+            ValueError: as for `search`, or targets that do not fit the queries, are not rows of the index, or name a
+                row twice for one query.
+
+        Examples:
+            >>> index = Index()
+            >>> index.add([[0.0], [1.0], [5.0], [2.0]])
+            >>> indptr, ranks = index.ranks([[0.2], [4.0]], [[3, 0], [2]])
+            >>> indptr.tolist(), ranks.tolist()
+            ([0, 2, 3], [1, 3, 1])
+        """
+        exclude_self = as_flag(exclude_self, "exclude_self")
+        threads = self._threads(num_threads)
+        native, wide = self._searched(query)
+        indptr, rows = as_row_lists(targets, "targets", len(wide), native.rows)
+        with _progress.reporting(progress) as report:
+            return native.ranks(
+                wide,
+                query_group=np.arange(len(wide), dtype=np.int64),
+                group_offsets=indptr,
+                group_rows=rows,
+                exclude_self=exclude_self,
+                num_threads=threads,
+                progress=report,
+            )
 
     # --- files and copies ------------------------------------------------------------------------------------------
 
