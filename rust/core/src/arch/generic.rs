@@ -13,7 +13,7 @@
 //! `#[inline(always)]`, and no vector operation stands in a closure: code that is not inlined into that function is compiled
 //! without its instructions, and each operation becomes a call.
 
-use crate::arch::UNPACKED_LANES;
+use crate::arch::kernel::UNPACKED_LANES;
 use crate::arch::kernel::{CandidateLists, MAX_MR, PanelRun, PanelTerms, QueryPanel, Thresholds, Transposed};
 
 /// Vectors of float32 numbers. Implemented by the token that proves the instruction set, so the operations are safe.

@@ -25,6 +25,14 @@ use crate::saved::Stored;
 /// The largest `MR` of any kernel.
 pub(crate) const MAX_MR: usize = 16;
 
+/// Queries and rows of one call of [`unpacked_sums`](crate::arch::unpacked_sums): sixteen queries are one vector of AVX-512, and four rows share each load
+/// of it.
+pub(crate) const UNPACKED_LANES: usize = MAX_MR;
+pub(crate) const UNPACKED_ROWS: usize = 4;
+
+/// `[row][query]`.
+pub(crate) type UnpackedSums = [[f32; UNPACKED_LANES]; UNPACKED_ROWS];
+
 /// The most reference panels in one run. It bounds [`CandidateLists`], which has room for every pair of a run.
 pub(crate) const MAX_RUN: usize = 64;
 

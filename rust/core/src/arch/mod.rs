@@ -16,7 +16,8 @@ pub(crate) mod scalar;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod x86_64;
 
-use crate::arch::kernel::{Kernel, MAX_MR};
+use crate::arch::kernel::{Kernel, UnpackedSums};
+pub(crate) use crate::arch::kernel::{UNPACKED_LANES, UNPACKED_ROWS};
 use crate::arch::level::{Features, Level, Simd};
 use crate::metric::Metric;
 use minkowski_f32::{LpF32, NARROW, WIDE};
@@ -72,14 +73,6 @@ pub(crate) fn with_minkowski<W: WithKernel>(simd: Simd, metric: Metric, work: W)
         (false, false) => work.run(LpF32::<NARROW, false> { simd, metric }),
     }
 }
-
-/// Queries and rows of one call of [`unpacked_sums`]: sixteen queries are one vector of AVX-512, and four rows share each load
-/// of it.
-pub(crate) const UNPACKED_LANES: usize = MAX_MR;
-pub(crate) const UNPACKED_ROWS: usize = 4;
-
-/// `[row][query]`.
-pub(crate) type UnpackedSums = [[f32; UNPACKED_LANES]; UNPACKED_ROWS];
 
 /// Sums over the columns of sixteen queries with four rows: of `q r` with `PRODUCTS`, else of `-(q - r)^2`.
 pub(crate) fn unpacked_sums<const PRODUCTS: bool>(

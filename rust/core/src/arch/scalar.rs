@@ -5,7 +5,7 @@
 
 use crate::arch::generic::{self, Float32Products, Vector};
 use crate::arch::kernel::{CandidateLists, Float32, Kernel, PanelRun, QueryPanel};
-use crate::arch::{UNPACKED_LANES, UNPACKED_ROWS, UnpackedSums};
+use crate::arch::kernel::{UNPACKED_LANES, UNPACKED_ROWS, UnpackedSums};
 
 /// Needs no proof: it uses nothing beyond the compilation target.
 #[derive(Clone, Copy)]

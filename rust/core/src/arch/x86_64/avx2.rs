@@ -4,8 +4,8 @@ use std::arch::x86_64::*;
 
 use crate::arch::generic::{self, Float32Products, Vector};
 use crate::arch::kernel::{CandidateLists, Float32, Kernel, PanelRun, QueryPanel};
+use crate::arch::kernel::{UNPACKED_LANES, UNPACKED_ROWS, UnpackedSums};
 use crate::arch::level::Avx2;
-use crate::arch::{UNPACKED_LANES, UNPACKED_ROWS, UnpackedSums};
 
 pub(super) const LANES: usize = 8;
 
