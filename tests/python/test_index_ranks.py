@@ -1,4 +1,6 @@
-"""Ranks in an index: the places of chosen rows in the order of a search for all rows, whatever the history of the index."""
+"""Ranks in an index: places of chosen rows in the order of a search for all rows, after any history."""
+
+import itertools
 
 import numpy as np
 import pytest
@@ -32,7 +34,7 @@ def test_ranks_are_places_in_the_full_order(metric, dtype, exclude_self):
     lists[3] = np.array([3, 8, count - 1])
     indptr, ranks = index.ranks(query, lists, exclude_self=exclude_self)
     expected = sorted_ranks(index, query, lists, exclude_self)
-    assert [ranks[a:b].tolist() for a, b in zip(indptr, indptr[1:], strict=False)] == [r.tolist() for r in expected]
+    assert [ranks[a:b].tolist() for a, b in itertools.pairwise(indptr)] == [r.tolist() for r in expected]
     packed = (np.cumsum([0, *map(len, lists)]), np.concatenate(lists))
     again = index.ranks(query, packed, exclude_self=exclude_self, num_threads=2)
     assert np.array_equal(again[0], indptr) and np.array_equal(again[1], ranks)
