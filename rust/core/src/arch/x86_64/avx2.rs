@@ -13,10 +13,13 @@ impl Vector for Avx2 {
     type Floats = __m256;
     const LANES: usize = LANES;
 
-    #[inline(always)]
-    fn splat(self, x: f32) -> __m256 {
-        // SAFETY: `self` proves AVX2.
-        unsafe { _mm256_set1_ps(x) }
+    intrinsics! {
+        fn splat(x: f32) -> __m256 = _mm256_set1_ps;
+        fn sub(x: __m256, y: __m256) -> __m256 = _mm256_sub_ps;
+        fn mul(x: __m256, y: __m256) -> __m256 = _mm256_mul_ps;
+        fn mul_add(x: __m256, y: __m256, z: __m256) -> __m256 = _mm256_fmadd_ps;
+        fn mul_sub(x: __m256, y: __m256, z: __m256) -> __m256 = _mm256_fmsub_ps;
+        fn neg_mul_add(x: __m256, y: __m256, z: __m256) -> __m256 = _mm256_fnmadd_ps;
     }
 
     #[inline(always)]
@@ -31,36 +34,6 @@ impl Vector for Avx2 {
         let numbers: &mut [f32; LANES] = numbers.first_chunk_mut().expect("room for a vector");
         // SAFETY: `self` proves AVX2, and there is room for LANES numbers.
         unsafe { _mm256_storeu_ps(numbers.as_mut_ptr(), x) }
-    }
-
-    #[inline(always)]
-    fn sub(self, x: __m256, y: __m256) -> __m256 {
-        // SAFETY: `self` proves AVX2.
-        unsafe { _mm256_sub_ps(x, y) }
-    }
-
-    #[inline(always)]
-    fn mul(self, x: __m256, y: __m256) -> __m256 {
-        // SAFETY: `self` proves AVX2.
-        unsafe { _mm256_mul_ps(x, y) }
-    }
-
-    #[inline(always)]
-    fn mul_add(self, x: __m256, y: __m256, z: __m256) -> __m256 {
-        // SAFETY: `self` proves FMA.
-        unsafe { _mm256_fmadd_ps(x, y, z) }
-    }
-
-    #[inline(always)]
-    fn mul_sub(self, x: __m256, y: __m256, z: __m256) -> __m256 {
-        // SAFETY: `self` proves FMA.
-        unsafe { _mm256_fmsub_ps(x, y, z) }
-    }
-
-    #[inline(always)]
-    fn neg_mul_add(self, x: __m256, y: __m256, z: __m256) -> __m256 {
-        // SAFETY: `self` proves FMA.
-        unsafe { _mm256_fnmadd_ps(x, y, z) }
     }
 
     #[inline(always)]

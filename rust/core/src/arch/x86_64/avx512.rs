@@ -13,10 +13,13 @@ impl Vector for Avx512 {
     type Floats = __m512;
     const LANES: usize = LANES;
 
-    #[inline(always)]
-    fn splat(self, x: f32) -> __m512 {
-        // SAFETY: `self` proves AVX-512 F.
-        unsafe { _mm512_set1_ps(x) }
+    intrinsics! {
+        fn splat(x: f32) -> __m512 = _mm512_set1_ps;
+        fn sub(x: __m512, y: __m512) -> __m512 = _mm512_sub_ps;
+        fn mul(x: __m512, y: __m512) -> __m512 = _mm512_mul_ps;
+        fn mul_add(x: __m512, y: __m512, z: __m512) -> __m512 = _mm512_fmadd_ps;
+        fn mul_sub(x: __m512, y: __m512, z: __m512) -> __m512 = _mm512_fmsub_ps;
+        fn neg_mul_add(x: __m512, y: __m512, z: __m512) -> __m512 = _mm512_fnmadd_ps;
     }
 
     #[inline(always)]
@@ -31,36 +34,6 @@ impl Vector for Avx512 {
         let numbers: &mut [f32; LANES] = numbers.first_chunk_mut().expect("room for a vector");
         // SAFETY: `self` proves AVX-512 F, and there is room for LANES numbers.
         unsafe { _mm512_storeu_ps(numbers.as_mut_ptr(), x) }
-    }
-
-    #[inline(always)]
-    fn sub(self, x: __m512, y: __m512) -> __m512 {
-        // SAFETY: `self` proves AVX-512 F.
-        unsafe { _mm512_sub_ps(x, y) }
-    }
-
-    #[inline(always)]
-    fn mul(self, x: __m512, y: __m512) -> __m512 {
-        // SAFETY: `self` proves AVX-512 F.
-        unsafe { _mm512_mul_ps(x, y) }
-    }
-
-    #[inline(always)]
-    fn mul_add(self, x: __m512, y: __m512, z: __m512) -> __m512 {
-        // SAFETY: `self` proves AVX-512 F.
-        unsafe { _mm512_fmadd_ps(x, y, z) }
-    }
-
-    #[inline(always)]
-    fn mul_sub(self, x: __m512, y: __m512, z: __m512) -> __m512 {
-        // SAFETY: `self` proves AVX-512 F.
-        unsafe { _mm512_fmsub_ps(x, y, z) }
-    }
-
-    #[inline(always)]
-    fn neg_mul_add(self, x: __m512, y: __m512, z: __m512) -> __m512 {
-        // SAFETY: `self` proves AVX-512 F.
-        unsafe { _mm512_fnmadd_ps(x, y, z) }
     }
 
     #[inline(always)]

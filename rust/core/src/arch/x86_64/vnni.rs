@@ -19,15 +19,15 @@ impl Products for AvxVnni {
     type Sums = __m256i;
     const SCALED: bool = true;
 
-    #[inline(always)]
-    fn vector(self) -> Avx2 {
-        self.avx2()
+    intrinsics! {
+        fn start(bias: i32) -> __m256i = _mm256_set1_epi32;
+        fn add(sums: __m256i, reference: __m256i, query: __m256i) -> __m256i = _mm256_dpbusd_avx_epi32;
+        fn to_floats(sums: __m256i) -> __m256 = _mm256_cvtepi32_ps;
     }
 
     #[inline(always)]
-    fn start(self, bias: i32) -> __m256i {
-        // SAFETY: `self` proves AVX2.
-        unsafe { _mm256_set1_epi32(bias) }
+    fn vector(self) -> Avx2 {
+        self.avx2()
     }
 
     #[inline(always)]
@@ -42,18 +42,6 @@ impl Products for AvxVnni {
         // SAFETY: `self` proves AVX2.
         unsafe { _mm256_set1_epi32(code.cast_signed()) }
     }
-
-    #[inline(always)]
-    fn add(self, sums: __m256i, reference: __m256i, query: __m256i) -> __m256i {
-        // SAFETY: `self` proves AVX-VNNI.
-        unsafe { _mm256_dpbusd_avx_epi32(sums, reference, query) }
-    }
-
-    #[inline(always)]
-    fn to_floats(self, sums: __m256i) -> __m256 {
-        // SAFETY: `self` proves AVX2.
-        unsafe { _mm256_cvtepi32_ps(sums) }
-    }
 }
 
 impl Products for Avx512Vnni {
@@ -63,15 +51,15 @@ impl Products for Avx512Vnni {
     type Sums = __m512i;
     const SCALED: bool = true;
 
-    #[inline(always)]
-    fn vector(self) -> Avx512 {
-        self.avx512()
+    intrinsics! {
+        fn start(bias: i32) -> __m512i = _mm512_set1_epi32;
+        fn add(sums: __m512i, reference: __m512i, query: __m512i) -> __m512i = _mm512_dpbusd_epi32;
+        fn to_floats(sums: __m512i) -> __m512 = _mm512_cvtepi32_ps;
     }
 
     #[inline(always)]
-    fn start(self, bias: i32) -> __m512i {
-        // SAFETY: `self` proves AVX-512 F.
-        unsafe { _mm512_set1_epi32(bias) }
+    fn vector(self) -> Avx512 {
+        self.avx512()
     }
 
     #[inline(always)]
@@ -85,18 +73,6 @@ impl Products for Avx512Vnni {
     fn splat(self, code: u32) -> __m512i {
         // SAFETY: `self` proves AVX-512 F.
         unsafe { _mm512_set1_epi32(code.cast_signed()) }
-    }
-
-    #[inline(always)]
-    fn add(self, sums: __m512i, reference: __m512i, query: __m512i) -> __m512i {
-        // SAFETY: `self` proves AVX-512 VNNI.
-        unsafe { _mm512_dpbusd_epi32(sums, reference, query) }
-    }
-
-    #[inline(always)]
-    fn to_floats(self, sums: __m512i) -> __m512 {
-        // SAFETY: `self` proves AVX-512 F.
-        unsafe { _mm512_cvtepi32_ps(sums) }
     }
 }
 
