@@ -52,18 +52,24 @@ impl Vector for Avx2 {
 #[inline]
 #[target_feature(enable = "avx2")]
 fn report(candidates: &mut CandidateLists, m: usize, first: u32, mut over: u32, keys: __m256) {
-    let mut stored = [0.0f32; LANES];
-    // SAFETY: there is room for LANES numbers.
-    unsafe { _mm256_storeu_ps(stored.as_mut_ptr(), keys) };
     // Before a query has a threshold, every lane is reported.
     if over == 0xff {
+        let lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+        let rows = _mm256_add_epi32(_mm256_set1_epi32(first as i32), lanes);
         let (row_tail, key_tail) = candidates.tail(m);
-        for (lane, (row, key)) in row_tail.iter_mut().zip(key_tail).take(LANES).enumerate() {
-            (*row, *key) = (first + lane as u32, stored[lane]);
+        let row_tail: &mut [u32; LANES] = row_tail.first_chunk_mut().expect("a vector of places");
+        let key_tail: &mut [f32; LANES] = key_tail.first_chunk_mut().expect("a vector of places");
+        // SAFETY: both tails have room for LANES numbers.
+        unsafe {
+            _mm256_storeu_si256(row_tail.as_mut_ptr().cast(), rows);
+            _mm256_storeu_ps(key_tail.as_mut_ptr(), keys);
         }
         candidates.grow(m, LANES);
         return;
     }
+    let mut stored = [0.0f32; LANES];
+    // SAFETY: there is room for LANES numbers.
+    unsafe { _mm256_storeu_ps(stored.as_mut_ptr(), keys) };
     while over != 0 {
         let lane = over.trailing_zeros();
         over &= over - 1;
