@@ -6,7 +6,7 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use crate::arch::kernel::{CandidateLists, Kernel, QueryPanel, Thresholds, Visit};
+use crate::arch::kernel::{CandidateLists, Microkernel, QueryPanel, Thresholds, Visit};
 use crate::arch::level::Simd;
 use crate::arch::{self, WithKernel};
 use crate::error::{Argument, Error, Result};
@@ -122,7 +122,7 @@ pub type Call = Box<dyn FnMut() -> f64>;
 impl WithKernel for Tile {
     type Output = Result<Call>;
 
-    fn run<K: Kernel + 'static>(self, kernel: K) -> Result<Call> {
+    fn run<K: Microkernel + 'static>(self, kernel: K) -> Result<Call> {
         let Self { simd, dim } = self;
         let panel_bytes = dim.div_ceil(K::COLUMNS) * K::NR * size_of::<K::Code>();
         let panels = plan::block_panels(panel_bytes);

@@ -123,7 +123,7 @@ impl<V: Vector> Products for Float32Products<V> {
 /// Two vectors of sums for each query row.
 type Tile<P, const ROWS: usize> = [[<P as Products>::Sums; 2]; ROWS];
 
-/// [`Kernel::scan`](crate::arch::kernel::Kernel::scan) for the first `ROWS` rows of a query panel; with `transposed`, a
+/// [`Microkernel::scan`](crate::arch::kernel::Microkernel::scan) for the first `ROWS` rows of a query panel; with `transposed`, a
 /// [`ScanSymmetric`](crate::arch::kernel::ScanSymmetric).
 #[inline(always)]
 pub(super) fn scan<P: Products, const MR: usize, const NR: usize, const ROWS: usize>(
@@ -137,7 +137,7 @@ pub(super) fn scan<P: Products, const MR: usize, const NR: usize, const ROWS: us
     let query_codes = query.codes.as_chunks::<MR>().0;
     let panel_len = query_codes.len() * NR;
     for p in run.start..run.end {
-        if run.visit.leaves_out(p) {
+        if run.visit.skips(p) {
             continue;
         }
         let panel_codes = run.codes[p * panel_len..][..panel_len].as_chunks::<NR>().0;
@@ -182,9 +182,9 @@ fn report<P: Products, const NR: usize, const ROWS: usize>(
     let (vector, lanes) = (products.vector(), P::Vector::LANES);
     let terms: PanelTerms = run.terms[p];
     let (mut least_keys, mut least_offsets) = ([0.0; MAX_MR], [0.0; MAX_MR]);
-    thresholds.against(terms, &mut least_keys);
+    thresholds.for_panel(terms, &mut least_keys);
     if let Some(transposed) = transposed {
-        transposed.against(thresholds, terms, &mut least_offsets);
+        transposed.for_panel(thresholds, terms, &mut least_offsets);
     }
     for half in 0..2 {
         let first = p * NR + half * lanes;

@@ -11,7 +11,7 @@
 //! is `dot of the codes * scales - offset`, the larger the nearer; `bound.rs` states how far it can be from the exact key.
 //! Metrics, excluded rows and top k are the caller's business.
 //!
-//! [`Encoding`] is the format of the codes with its error terms, [`Kernel`] the scan of one instruction set: a new kind of
+//! [`Encoding`] is the format of the codes with its error terms, [`Microkernel`] the scan of one instruction set: a new kind of
 //! filter is a new encoding, a new instruction set a new kernel.
 //!
 //! Edges: panels are always full. A missing reference row has codes of zero and an offset of infinity, so its key is minus
@@ -121,12 +121,12 @@ pub(crate) enum Float32 {}
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 pub(crate) enum Int8 {}
 
-/// The row itself in float32, for a Minkowski distance. With `MOST` for Chebyshev's, where the rounding of one column counts
+/// The row itself in float32, for a Minkowski distance. With `CHEBYSHEV` for Chebyshev's, where the rounding of one column counts
 /// and not the sum over all.
-pub(crate) enum MinkowskiFloat32<const MOST: bool> {}
+pub(crate) enum MinkowskiFloat32<const CHEBYSHEV: bool> {}
 
-/// A filter microkernel. It holds the token that proves its instruction set, so that [`Kernel::scan`] is safe.
-pub(crate) trait Kernel: Copy + Send + Sync {
+/// A filter microkernel. It holds the token that proves its instruction set, so that [`Microkernel::scan`] is safe.
+pub(crate) trait Microkernel: Copy + Send + Sync {
     /// Rows of a query panel, at most [`MAX_MR`].
     const MR: usize;
     /// Rows of a reference panel.
@@ -149,8 +149,8 @@ pub(crate) trait Kernel: Copy + Send + Sync {
 /// the sides exchanged does (see [`Transposed`]).
 pub(crate) type ScanSymmetric<K> = fn(
     K,
-    &QueryPanel<'_, <K as Kernel>::Code>,
-    &PanelRun<'_, <K as Kernel>::Code>,
+    &QueryPanel<'_, <K as Microkernel>::Code>,
+    &PanelRun<'_, <K as Microkernel>::Code>,
     &Transposed<'_>,
     &mut CandidateLists,
 );
@@ -184,7 +184,7 @@ impl<'a> Transposed<'a> {
     /// For each query row as a reference: its offset less the error of its keys with a panel, so that `dot - offset` is not
     /// below the exact key and is compared with the floor itself. (`-t` in `docs/exactness.md`.)
     #[inline(always)]
-    pub(super) fn against(&self, thresholds: &Thresholds, terms: PanelTerms, least_offsets: &mut [f32; MAX_MR]) {
+    pub(super) fn for_panel(&self, thresholds: &Thresholds, terms: PanelTerms, least_offsets: &mut [f32; MAX_MR]) {
         for m in 0..MAX_MR {
             let error = thresholds.alpha[m] * terms.a + thresholds.beta[m] * terms.b + self.c[m];
             least_offsets[m] = self.offset[m] - error;
@@ -235,7 +235,7 @@ impl Thresholds {
 
     /// Write the thresholds of all rows for a panel.
     #[inline(always)]
-    pub(crate) fn against(&self, terms: PanelTerms, thresholds: &mut [f32; MAX_MR]) {
+    pub(crate) fn for_panel(&self, terms: PanelTerms, thresholds: &mut [f32; MAX_MR]) {
         for m in 0..MAX_MR {
             thresholds[m] = self.floor[m] - (self.alpha[m] * terms.a + self.beta[m] * terms.b + terms.c);
         }
@@ -257,7 +257,7 @@ pub(crate) const SAMPLE_STRIDE: usize = 8;
 
 impl Visit {
     #[inline(always)]
-    pub(crate) fn leaves_out(self, panel: usize) -> bool {
+    pub(crate) fn skips(self, panel: usize) -> bool {
         match self {
             Self::All => false,
             Self::Sample => !panel.is_multiple_of(SAMPLE_STRIDE),

@@ -15,7 +15,7 @@
 //!
 //! Division by `M` keeps every power in range for any `p`: the sum lies between 1 and the number of columns.
 
-use crate::arch::kernel::{CandidateLists, Kernel, MAX_MR, MinkowskiFloat32, PanelRun, QueryPanel};
+use crate::arch::kernel::{CandidateLists, MAX_MR, Microkernel, MinkowskiFloat32, PanelRun, QueryPanel};
 use crate::arch::level::{Simd, multiversion};
 use crate::metric::Metric;
 
@@ -30,13 +30,13 @@ const MR: usize = 4;
 
 /// What is done with the differences of one query row and one column. A trait and not a closure: a closure that is not inlined
 /// into the copy for a level is compiled without that level's instructions.
-trait Step<const NR: usize> {
+trait Accumulate<const NR: usize> {
     fn take(&self, m: usize, sums: &mut [f32; NR], t: [f32; NR]);
 }
 
 /// Fold `step` over the differences of a tile.
 #[inline(always)]
-fn fold<const NR: usize>(q: &[f32], r: &[f32], step: impl Step<NR>) -> [[f32; NR]; MR] {
+fn fold<const NR: usize>(q: &[f32], r: &[f32], step: impl Accumulate<NR>) -> [[f32; NR]; MR] {
     let mut tile = [[0.0f32; NR]; MR];
     let (q, _) = q.as_chunks::<MR>();
     let (r, _) = r.as_chunks::<NR>();
@@ -61,7 +61,7 @@ fn differences<const NR: usize>(q: f32, r: &[f32; NR]) -> [f32; NR] {
 
 struct Sum;
 
-impl<const NR: usize> Step<NR> for Sum {
+impl<const NR: usize> Accumulate<NR> for Sum {
     #[inline(always)]
     fn take(&self, _: usize, sums: &mut [f32; NR], t: [f32; NR]) {
         for n in 0..NR {
@@ -70,13 +70,13 @@ impl<const NR: usize> Step<NR> for Sum {
     }
 }
 
-struct Most;
+struct Max;
 
-impl<const NR: usize> Step<NR> for Most {
+impl<const NR: usize> Accumulate<NR> for Max {
     #[inline(always)]
-    fn take(&self, _: usize, most: &mut [f32; NR], t: [f32; NR]) {
+    fn take(&self, _: usize, largest: &mut [f32; NR], t: [f32; NR]) {
         for n in 0..NR {
-            most[n] = if t[n] > most[n] { t[n] } else { most[n] };
+            largest[n] = if t[n] > largest[n] { t[n] } else { largest[n] };
         }
     }
 }
@@ -87,7 +87,7 @@ struct SumOfPowers<P, const NR: usize> {
     power: P,
 }
 
-impl<P: Powers, const NR: usize> Step<NR> for SumOfPowers<P, NR> {
+impl<P: Powers, const NR: usize> Accumulate<NR> for SumOfPowers<P, NR> {
     #[inline(always)]
     fn take(&self, m: usize, sums: &mut [f32; NR], t: [f32; NR]) {
         for n in 0..NR {
@@ -114,7 +114,7 @@ struct Chebyshev;
 impl Shape for Chebyshev {
     #[inline(always)]
     fn tile<const NR: usize>(self, q: &[f32], r: &[f32]) -> [[f32; NR]; MR] {
-        fold(q, r, Most)
+        fold(q, r, Max)
     }
 }
 
@@ -176,11 +176,11 @@ const NEGLIGIBLE: f32 = 1.0 / (1u128 << 120) as f32;
 impl<P: Powers> Shape for Minkowski<P> {
     #[inline(always)]
     fn tile<const NR: usize>(self, q: &[f32], r: &[f32]) -> [[f32; NR]; MR] {
-        let most: [[f32; NR]; MR] = fold(q, r, Most);
+        let largest: [[f32; NR]; MR] = fold(q, r, Max);
         let mut inverse = [[0.0f32; NR]; MR];
         for m in 0..MR {
             for n in 0..NR {
-                inverse[m][n] = if most[m][n] > NEGLIGIBLE { 1.0 / most[m][n] } else { 0.0 };
+                inverse[m][n] = if largest[m][n] > NEGLIGIBLE { 1.0 / largest[m][n] } else { 0.0 };
             }
         }
         let sums = fold(q, r, SumOfPowers { inverse, power: self.0 });
@@ -188,7 +188,7 @@ impl<P: Powers> Shape for Minkowski<P> {
         for m in 0..MR {
             for n in 0..NR {
                 let root = exp2(log2(sums[m][n]) * (1.0 / self.0.exponent()));
-                tile[m][n] = if most[m][n] > NEGLIGIBLE { most[m][n] * root } else { most[m][n] };
+                tile[m][n] = if largest[m][n] > NEGLIGIBLE { largest[m][n] * root } else { largest[m][n] };
             }
         }
         tile
@@ -226,14 +226,14 @@ fn exp2(x: f32) -> f32 {
 }
 
 /// The kernel; `NR` is [`WIDE`] or [`NARROW`]. The metric is a value and not a type, since the search around a kernel is compiled
-/// for each type. Only Chebyshev's distance (`MOST`) has a type of its own, as its encoding has other error terms.
+/// for each type. Only Chebyshev's distance (`CHEBYSHEV`) has a type of its own, as its encoding has other error terms.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct LpF32<const NR: usize, const MOST: bool> {
+pub(crate) struct LpF32<const NR: usize, const CHEBYSHEV: bool> {
     pub(crate) simd: Simd,
     pub(crate) metric: Metric,
 }
 
-impl<const NR: usize, const MOST: bool> LpF32<NR, MOST> {
+impl<const NR: usize, const CHEBYSHEV: bool> LpF32<NR, CHEBYSHEV> {
     fn scan_shape<S: Shape>(
         &self,
         shape: S,
@@ -250,11 +250,11 @@ impl<const NR: usize, const MOST: bool> LpF32<NR, MOST> {
     }
 }
 
-impl<const NR: usize, const MOST: bool> Kernel for LpF32<NR, MOST> {
+impl<const NR: usize, const CHEBYSHEV: bool> Microkernel for LpF32<NR, CHEBYSHEV> {
     const MR: usize = MR;
     const NR: usize = NR;
     type Code = f32;
-    type Encoding = MinkowskiFloat32<MOST>;
+    type Encoding = MinkowskiFloat32<CHEBYSHEV>;
 
     fn scan(self, query: &QueryPanel<'_, f32>, run: &PanelRun<'_, f32>, candidates: &mut CandidateLists) {
         match self.metric {
@@ -292,12 +292,12 @@ fn scan<S: Shape, const NR: usize>(
     let panel_len = query.codes.len() / MR * NR;
     let mut thresholds = [0.0; MAX_MR];
     for p in run.start..run.end {
-        if run.visit.leaves_out(p) {
+        if run.visit.skips(p) {
             continue;
         }
         let codes = &run.codes[p * panel_len..][..panel_len];
         let tile = shape.tile::<NR>(query.codes, codes);
-        query.thresholds.against(run.terms[p], &mut thresholds);
+        query.thresholds.for_panel(run.terms[p], &mut thresholds);
         for (m, distances) in tile.iter().enumerate() {
             let mut any = false;
             for distance in distances {

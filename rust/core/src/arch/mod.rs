@@ -16,7 +16,7 @@ pub(crate) mod scalar;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod x86_64;
 
-use crate::arch::kernel::{Kernel, UnpackedSums};
+use crate::arch::kernel::{Microkernel, UnpackedSums};
 pub(crate) use crate::arch::kernel::{UNPACKED_LANES, UNPACKED_ROWS};
 use crate::arch::level::{Features, Level, Simd};
 use crate::metric::Metric;
@@ -25,7 +25,7 @@ use minkowski_f32::{LpF32, NARROW, WIDE};
 /// Work that is generic over kernels. A trait, since a closure cannot be generic.
 pub(crate) trait WithKernel {
     type Output;
-    fn run<K: Kernel + 'static>(self, kernel: K) -> Self::Output;
+    fn run<K: Microkernel + 'static>(self, kernel: K) -> Self::Output;
 }
 
 /// Do `work` with the float32 kernel of a level.

@@ -4,7 +4,7 @@
 //! guarantee. A tile of 4 x 8 keys takes eight of x86-64's sixteen registers.
 
 use crate::arch::generic::{self, Float32Products, Vector};
-use crate::arch::kernel::{CandidateLists, Float32, Kernel, PanelRun, QueryPanel};
+use crate::arch::kernel::{CandidateLists, Float32, Microkernel, PanelRun, QueryPanel};
 use crate::arch::kernel::{UNPACKED_LANES, UNPACKED_ROWS, UnpackedSums};
 
 /// Needs no proof: it uses nothing beyond the compilation target.
@@ -86,7 +86,7 @@ pub(crate) struct ScalarF32;
 const MR: usize = 4;
 const NR: usize = 2 * LANES;
 
-impl Kernel for ScalarF32 {
+impl Microkernel for ScalarF32 {
     const MR: usize = MR;
     const NR: usize = NR;
     type Code = f32;

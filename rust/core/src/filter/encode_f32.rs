@@ -36,26 +36,26 @@ impl Encoding for Float32 {
 }
 
 /// How far rounding a row to float32 moves its distances, with slack for the part of a key's error that depends on it.
-fn distance_error<const MOST: bool>(row: &Centred<'_>) -> f64 {
+fn distance_error<const CHEBYSHEV: bool>(row: &Centred<'_>) -> f64 {
     // At least the norm of a row over its 2-norm.
-    let norm_ratio = if MOST { 1.0 } else { (row.row.len() as f64).sqrt() };
+    let norm_ratio = if CHEBYSHEV { 1.0 } else { (row.row.len() as f64).sqrt() };
     U32 * (1.0 + 1.0 / 8.0) * norm_ratio * (row.norm + TAU)
 }
 
 /// See `docs/exactness.md`, "The float32 filter of the other norms".
-impl<const MOST: bool> Encoding for MinkowskiFloat32<MOST> {
+impl<const CHEBYSHEV: bool> Encoding for MinkowskiFloat32<CHEBYSHEV> {
     type Code = f32;
     const COLUMNS: usize = 1;
     const CENTER_F32: bool = false;
 
     fn encode_reference(_: Simd, row: &Centred<'_>, lane: usize, lanes: usize, panel: &mut [f32]) -> ReferenceTerms {
         interleave(row.row, lane, lanes, panel);
-        let error = PanelTerms { a: 1.0, b: 0.0, c: up(distance_error::<MOST>(row) + 4.0 * UNDERFLOW) };
+        let error = PanelTerms { a: 1.0, b: 0.0, c: up(distance_error::<CHEBYSHEV>(row) + 4.0 * UNDERFLOW) };
         ReferenceTerms { error, scale: 1.0 }
     }
 
     fn encode_query(_: Simd, row: &Centred<'_>, lane: usize, lanes: usize, panel: &mut [f32]) -> QueryTerms {
         interleave(row.row, lane, lanes, panel);
-        QueryTerms { alpha: up(distance_error::<MOST>(row)), beta: 0.0, scale: 1.0, bias: 0 }
+        QueryTerms { alpha: up(distance_error::<CHEBYSHEV>(row)), beta: 0.0, scale: 1.0, bias: 0 }
     }
 }

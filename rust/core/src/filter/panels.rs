@@ -9,7 +9,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rayon::prelude::*;
 
-use crate::arch::kernel::{Encoding, Kernel, MAX_MR, MAX_RUN, PanelRun, PanelTerms, QueryTerms, SAMPLE_STRIDE, Visit};
+use crate::arch::kernel::{
+    Encoding, MAX_MR, MAX_RUN, Microkernel, PanelRun, PanelTerms, QueryTerms, SAMPLE_STRIDE, Visit,
+};
 use crate::arch::level::Simd;
 use crate::error::{Argument, Error, Result};
 use crate::exact::rows::Rows;
@@ -41,7 +43,7 @@ impl FirstBad {
 }
 
 /// All reference rows as panels of kernel `K`.
-pub(crate) struct PackedReference<K: Kernel> {
+pub(crate) struct PackedReference<K: Microkernel> {
     pub(super) codes: Codes<K::Code>,
     pub(super) offsets: Aligned<f32>,
     pub(super) scales: Aligned<f32>,
@@ -49,7 +51,7 @@ pub(crate) struct PackedReference<K: Kernel> {
     pub(super) panel_len: usize,
 }
 
-impl<K: Kernel> PackedReference<K> {
+impl<K: Microkernel> PackedReference<K> {
     /// Encode every row, in parallel over panels; with one thread on this one, without asking rayon for anything.
     pub(crate) fn pack(
         simd: Simd,
@@ -212,7 +214,7 @@ impl KeyErrors<'_> {
 }
 
 /// A chunk of query rows as panels of kernel `K`.
-pub(crate) struct PackedQuery<K: Kernel> {
+pub(crate) struct PackedQuery<K: Microkernel> {
     codes: Aligned<K::Code>,
     panel_len: usize,
     /// One a row.
@@ -221,7 +223,7 @@ pub(crate) struct PackedQuery<K: Kernel> {
     pub(crate) shifts: Vec<(f64, f64)>,
 }
 
-impl<K: Kernel> PackedQuery<K> {
+impl<K: Microkernel> PackedQuery<K> {
     /// Encode the query rows named by `rows`.
     pub(crate) fn pack(simd: Simd, frame: &Frame, query: &dyn Rows, rows: &[u32]) -> Result<Self> {
         const { assert!(K::MR <= MAX_MR) };

@@ -5,13 +5,13 @@
 //! PackedReference  ──> tensors `codes` [panel][step][NR], `offsets`, `scales` [panel][NR], `terms` [panel][3]
 //! ```
 //!
-//! What a row's codes are depends on the metric and on the kernel's [`Kernel::COLUMNS`] and [`Kernel::NR`] alone, not on
+//! What a row's codes are depends on the metric and on the kernel's [`Microkernel::COLUMNS`] and [`Microkernel::NR`] alone, not on
 //! the level that encoded them; another level's codes are as good, since the error terms beside them are theirs.
 
 use super::codes::Codes;
 use super::frame::{Frame, is_scale};
 use super::panels::PackedReference;
-use crate::arch::kernel::{Kernel, PanelTerms};
+use crate::arch::kernel::{Microkernel, PanelTerms};
 use crate::error::{Error, Result};
 use crate::metric::Metric;
 use crate::runtime::alloc::Aligned;
@@ -19,7 +19,7 @@ use crate::runtime::alloc::try_vec;
 use crate::saved::{Mapped, Push, Saved, Stored, Tensor};
 
 /// A kernel's codes by name: those of one name are the same.
-pub(crate) fn codes_name<K: Kernel>() -> String {
+pub(crate) fn codes_name<K: Microkernel>() -> String {
     format!("{}x{}", if K::COLUMNS == 1 { "float32" } else { "int8" }, K::NR)
 }
 
@@ -44,7 +44,7 @@ impl Frame {
     }
 }
 
-impl<K: Kernel> PackedReference<K> {
+impl<K: Microkernel> PackedReference<K> {
     pub(crate) fn tensors<'a>(&'a self, prefix: &str, tensors: &mut Vec<Tensor<'a>>) {
         let panels = self.panels();
         tensors.push(Tensor::new(

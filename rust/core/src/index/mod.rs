@@ -292,7 +292,7 @@ impl<E: Element + Stored> Snapshot<E> {
             monitor.begin(self.problem(query.rows(), options.k, options.threads).pairs());
             let mut search = BlockSearch::of(query, options)?;
             for source in self.sources(&self.matrices()?) {
-                search.take_in(query, source, monitor)?;
+                search.add(query, source, monitor)?;
             }
             search.result::<E>()
         })

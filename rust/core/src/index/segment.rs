@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::arch::WithKernel;
-use crate::arch::kernel::Kernel;
+use crate::arch::kernel::Microkernel;
 use crate::arch::level::Simd;
 use crate::error::{Argument, Error, Result};
 use crate::matrix::{Element, MatrixRef};
@@ -207,7 +207,7 @@ struct Packing<'a> {
 impl WithKernel for Packing<'_> {
     type Output = Result<()>;
 
-    fn run<K: Kernel + 'static>(self, _: K) -> Self::Output {
+    fn run<K: Microkernel + 'static>(self, _: K) -> Self::Output {
         self.source.panels::<K>(self.simd, self.metric, self.threads, self.monitor).map(drop)
     }
 }

@@ -14,7 +14,7 @@ pub struct Monitor {
     done: AtomicU64,
     total: AtomicU64,
     rescored: AtomicU64,
-    needless: AtomicU64,
+    false_positives: AtomicU64,
     filter: AtomicU8,
 }
 
@@ -64,14 +64,14 @@ impl Monitor {
     }
 
     /// Count pairs that got their float64 value, and those among them that a sharper filter would have left out.
-    pub(crate) fn tally(&self, rescored: u64, needless: u64) {
+    pub(crate) fn count_rescored(&self, rescored: u64, false_positives: u64) {
         self.rescored.fetch_add(rescored, Ordering::Relaxed);
-        self.needless.fetch_add(needless, Ordering::Relaxed);
+        self.false_positives.fetch_add(false_positives, Ordering::Relaxed);
     }
 
     /// Both counts so far.
-    pub(crate) fn tallied(&self) -> (u64, u64) {
-        (self.rescored.load(Ordering::Relaxed), self.needless.load(Ordering::Relaxed))
+    pub(crate) fn rescored(&self) -> (u64, u64) {
+        (self.rescored.load(Ordering::Relaxed), self.false_positives.load(Ordering::Relaxed))
     }
 
     /// How the search went.

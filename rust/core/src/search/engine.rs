@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use super::references::Panels;
 use super::{Context, plan};
-use crate::arch::kernel::{CandidateLists, Kernel, QueryPanel, Thresholds, Transposed, Visit};
+use crate::arch::kernel::{CandidateLists, Microkernel, QueryPanel, Thresholds, Transposed, Visit};
 use crate::arch::{UNPACKED_LANES, WithKernel};
 use crate::error::{Argument, Error, Result};
 use crate::exact::{Prepared, Widened};
@@ -83,7 +83,7 @@ struct MakePacked<'a> {
 impl<'a> WithKernel for MakePacked<'a> {
     type Output = Result<Box<dyn Scanner + 'a>>;
 
-    fn run<K: Kernel + 'static>(self, kernel: K) -> Self::Output {
+    fn run<K: Microkernel + 'static>(self, kernel: K) -> Self::Output {
         let Self { context } = self;
         let panels =
             context.source.panels::<K>(context.simd, context.metric, context.problem.threads, context.monitor)?;
@@ -92,13 +92,13 @@ impl<'a> WithKernel for MakePacked<'a> {
 }
 
 /// All references as panels of kernel `K`.
-struct Packed<'a, K: Kernel> {
+struct Packed<'a, K: Microkernel> {
     context: &'a Context<'a>,
     kernel: K,
     panels: Arc<Panels<K>>,
 }
 
-impl<K: Kernel> Scanner for Packed<'_, K> {
+impl<K: Microkernel> Scanner for Packed<'_, K> {
     fn unit_rows(&self) -> usize {
         K::NR
     }
@@ -116,7 +116,7 @@ impl<K: Kernel> Scanner for Packed<'_, K> {
     }
 }
 
-struct PackedEngine<'s, K: Kernel> {
+struct PackedEngine<'s, K: Microkernel> {
     scanner: &'s Packed<'s, K>,
     packed: &'s crate::filter::panels::PackedReference<K>,
     query: PackedQuery<K>,
@@ -125,7 +125,7 @@ struct PackedEngine<'s, K: Kernel> {
     scale2: f64,
 }
 
-impl<K: Kernel> Engine for PackedEngine<'_, K> {
+impl<K: Microkernel> Engine for PackedEngine<'_, K> {
     fn lanes(&self) -> usize {
         K::MR
     }

@@ -104,13 +104,13 @@ impl<'o> BlockSearch<'o> {
         places.extend_from_slice(&self.places);
         let mut after = Self { places, ..*self };
         monitor.begin(self.problem(reference.rows(), E::DOUBLE, false).pairs());
-        after.take_in(&query, Source::one_shot(&reference), monitor)?;
+        after.add(&query, Source::one_shot(&reference), monitor)?;
         Ok(after)
     }
 
     /// Search one more source of references; the caller has begun the monitor. After an error this search cannot be used
     /// any more.
-    pub(crate) fn take_in(&mut self, query: &dyn Rows, source: Source<'_>, monitor: &Monitor) -> Result<()> {
+    pub(crate) fn add(&mut self, query: &dyn Rows, source: Source<'_>, monitor: &Monitor) -> Result<()> {
         let reference = source.rows;
         if query.dim() != reference.dim() {
             return Err(Error::DimensionMismatch { query: query.dim(), reference: reference.dim() });
@@ -124,18 +124,12 @@ impl<'o> BlockSearch<'o> {
         let problem = self.problem(reference.rows(), double, source.packed);
         let execution = Execution::decide(self.options.simd, self.options.threads, &problem);
         let problem = Problem { threads: execution.threads(), ..problem };
-        execution.run(|| self.take_in_here(query, source, problem, monitor)).map_err(numbered_from(self.rows))?;
+        execution.run(|| self.add_here(query, source, problem, monitor)).map_err(numbered_from(self.rows))?;
         self.rows += reference.rows();
         Ok(())
     }
 
-    fn take_in_here(
-        &mut self,
-        query: &dyn Rows,
-        source: Source<'_>,
-        problem: Problem,
-        monitor: &Monitor,
-    ) -> Result<()> {
+    fn add_here(&mut self, query: &dyn Rows, source: Source<'_>, problem: Problem, monitor: &Monitor) -> Result<()> {
         if self.places.is_empty() || source.rows.rows() == 0 {
             // Nothing to search, but what was passed must still be good.
             return source.check_finite(problem.threads, monitor);

@@ -219,8 +219,8 @@ impl Problem {
     }
 
     /// The filter to go on with, when `filter` let a share `rescored` of the pairs through, of which a sharper one would have
-    /// stopped the share `needless` (of all pairs).
-    pub(crate) fn next_filter(&self, filter: Filter, rescored: f64, needless: f64) -> Filter {
+    /// stopped the share `false_positives` (of all pairs).
+    pub(crate) fn next_filter(&self, filter: Filter, rescored: f64, false_positives: f64) -> Filter {
         if self.metric.geometry() == Geometry::Lp {
             let key = if self.metric.is_costly() { COSTLY_KEY } else { LP_KEY };
             return if key + rescored <= 1.0 { filter } else { Filter::Direct };
@@ -228,7 +228,8 @@ impl Problem {
         let cycles = |(a, b): (f64, f64)| a + b * self.dim as f64;
         let value = cycles(VALUE_CYCLES);
         let int8 = cycles(INT8_CYCLES) + rescored * value;
-        let float32 = cycles(FLOAT32_CYCLES) + (rescored - if filter == Filter::Int8 { needless } else { 0.0 }) * value;
+        let float32 =
+            cycles(FLOAT32_CYCLES) + (rescored - if filter == Filter::Int8 { false_positives } else { 0.0 }) * value;
         match filter {
             Filter::Int8 if int8 <= float32.min(value) => Filter::Int8,
             Filter::Int8 | Filter::Float32 if float32 <= value => Filter::Float32,

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rayon::prelude::*;
 
-use crate::arch::kernel::Kernel;
+use crate::arch::kernel::Microkernel;
 use crate::arch::level::Simd;
 use crate::error::{Argument, Error, Result};
 use crate::exact::rows::Rows;
@@ -145,7 +145,7 @@ impl<'a> Source<'a> {
     }
 
     /// The rows as kernel `K` reads them.
-    pub(crate) fn panels<K: Kernel + 'static>(
+    pub(crate) fn panels<K: Microkernel + 'static>(
         &self,
         simd: Simd,
         metric: Metric,
@@ -166,12 +166,12 @@ impl<'a> Source<'a> {
 }
 
 /// References as kernel `K` reads them, and how they got there.
-pub(crate) struct Panels<K: Kernel> {
+pub(crate) struct Panels<K: Microkernel> {
     pub(crate) frame: Frame,
     pub(crate) packed: PackedReference<K>,
 }
 
-impl<K: Kernel> Panels<K> {
+impl<K: Microkernel> Panels<K> {
     fn make(simd: Simd, metric: Metric, rows: &dyn Rows, threads: usize, monitor: &Monitor) -> Result<Self> {
         let frame = Frame::choose(simd, metric, rows);
         let packed = PackedReference::pack(simd, &frame, rows, threads, monitor)?;
@@ -191,7 +191,7 @@ pub(crate) trait AnyPanels: Any + Send + Sync {
     fn tensors<'a>(&'a self, prefix: &str, tensors: &mut Vec<Tensor<'a>>);
 }
 
-impl<K: Kernel + 'static> AnyPanels for Panels<K> {
+impl<K: Microkernel + 'static> AnyPanels for Panels<K> {
     fn codes_name(&self) -> String {
         codes_name::<K>()
     }
@@ -234,7 +234,7 @@ struct Forms {
 }
 
 impl Forms {
-    fn find<K: Kernel + 'static>(&self) -> Option<Arc<Panels<K>>> {
+    fn find<K: Microkernel + 'static>(&self) -> Option<Arc<Panels<K>>> {
         self.panels.iter().find_map(|form| (Arc::clone(form) as Arc<dyn Any + Send + Sync>).downcast().ok())
     }
 }
@@ -266,7 +266,7 @@ impl PanelCache {
     }
 
     /// The panels for kernel `K`, which `make` makes where no search has used them before and no file holds them.
-    fn panels<K: Kernel + 'static>(
+    fn panels<K: Microkernel + 'static>(
         &self,
         rows: &dyn Rows,
         metric: Metric,
@@ -319,7 +319,7 @@ impl PanelCache {
 }
 
 impl StoredPanels {
-    fn read<K: Kernel>(&self, rows: &dyn Rows, metric: Metric) -> Result<Panels<K>> {
+    fn read<K: Microkernel>(&self, rows: &dyn Rows, metric: Metric) -> Result<Panels<K>> {
         let double = rows.precision() == Precision::Double;
         let frame = Frame::read(&self.saved, &self.prefix, metric, rows.dim(), double)?;
         let packed = PackedReference::read(&self.saved, &self.prefix, rows.rows(), rows.dim())?;

@@ -124,9 +124,9 @@ pub(crate) fn run<Q: Question>(
             let (first, rest) = queries.split_at(probe);
             let (here, there) = question.split(place, first);
             (queries, place) = (rest, there);
-            let before = context.monitor.tallied();
+            let before = context.monitor.rescored();
             nest.chunks(first, here, &mut answers)?;
-            let after = context.monitor.tallied();
+            let after = context.monitor.rescored();
             let pairs = first.len() as f64 * problem.references as f64;
             let share = |before: u64, after: u64| (after - before) as f64 / pairs;
             let next = problem.next_filter(filter, share(before.0, after.0), share(before.1, after.1));
@@ -356,7 +356,7 @@ impl<'a> Pass<'a> {
             self.score(query, collector)?;
         }
         let (rescored, false_positives) = std::mem::take(&mut self.rescored);
-        self.context.monitor.tally(rescored, false_positives);
+        self.context.monitor.count_rescored(rescored, false_positives);
         Ok(())
     }
 
@@ -365,7 +365,7 @@ impl<'a> Pass<'a> {
         let unit = self.scanner.unit_rows();
         let mut count = (units.end * unit).min(rows.end).saturating_sub((units.start * unit).max(rows.start));
         if visit != Visit::All {
-            count = (units.filter(|unit| !visit.leaves_out(*unit)).count() * unit).min(count);
+            count = (units.filter(|unit| !visit.skips(*unit)).count() * unit).min(count);
         }
         self.context.monitor.advance(count as u64 * self.queries.len() as u64);
     }

@@ -15,18 +15,18 @@ use crate::runtime::alloc::try_vec;
 #[derive(Debug, Clone)]
 pub(crate) struct TopK {
     k: usize,
-    kept: Vec<Neighbour>,
+    candidates: Vec<Neighbour>,
     /// The k-th of all neighbours seen up to the last cut.
     kth: Option<Neighbour>,
     /// How many are kept at most.
-    limit: usize,
+    capacity: usize,
 }
 
 impl TopK {
     /// Room for the first `k >= 1` of at most `most` neighbours.
     pub(crate) fn new(k: usize, most: usize) -> Result<Self> {
-        let limit = Self::limit(k, most);
-        Ok(Self { k, kept: try_vec(limit, "candidates")?, kth: None, limit })
+        let capacity = Self::capacity_for(k, most);
+        Ok(Self { k, candidates: try_vec(capacity, "candidates")?, kth: None, capacity })
     }
 
     /// The same, where nobody counts from `bar` on.
@@ -37,17 +37,17 @@ impl TopK {
     /// The first `k`, of which some are known already: `found`, and the rule that nobody from `bar` on counts.
     pub(crate) fn resume(k: usize, most: usize, found: Self, bar: Neighbour) -> Result<Self> {
         let mut nearest = Self::new(k, most)?;
-        nearest.kept.extend(found.kept);
+        nearest.candidates.extend(found.candidates);
         nearest.kth = Some(bar);
         Ok(nearest)
     }
 
     /// Bytes that the first `k` of `most` take.
     pub(crate) fn bytes(k: usize, most: usize) -> usize {
-        Self::limit(k, most).saturating_mul(size_of::<Neighbour>())
+        Self::capacity_for(k, most).saturating_mul(size_of::<Neighbour>())
     }
 
-    fn limit(k: usize, most: usize) -> usize {
+    fn capacity_for(k: usize, most: usize) -> usize {
         // A large share of everything is kept whole and cut once.
         if k.saturating_mul(4) >= most { most.max(k) } else { k + (k / 4).max(16) }
     }
@@ -58,10 +58,10 @@ impl TopK {
         if self.kth.is_some_and(|kth| neighbour >= kth) {
             return;
         }
-        if self.kept.len() == self.limit {
+        if self.candidates.len() == self.capacity {
             self.select();
         }
-        self.kept.push(neighbour);
+        self.candidates.push(neighbour);
     }
 
     /// The rank from which on nobody counts any more.
@@ -73,37 +73,37 @@ impl TopK {
     /// Whether a cut would raise the bar enough to be worth its time.
     #[inline(always)]
     pub(crate) fn should_select(&self) -> bool {
-        let len = self.kept.len();
+        let len = self.candidates.len();
         if self.kth.is_some() { len > self.k + self.k / 4 } else { len >= self.k }
     }
 
     /// Keep the first k only, if there are k; the k-th is known then.
     pub(crate) fn select(&mut self) {
-        if self.kept.len() >= self.k {
-            let (_, kth, _) = self.kept.select_nth_unstable(self.k - 1);
+        if self.candidates.len() >= self.k {
+            let (_, kth, _) = self.candidates.select_nth_unstable(self.k - 1);
             self.kth = Some(*kth);
-            self.kept.truncate(self.k);
+            self.candidates.truncate(self.k);
         }
     }
 
     /// Take in everything another one holds.
     pub(crate) fn merge(&mut self, other: Self) {
-        for neighbour in other.kept {
+        for neighbour in other.candidates {
             self.push(neighbour);
         }
     }
 
     /// How many of the first k are known.
     pub(crate) fn len(&self) -> usize {
-        self.kept.len().min(self.k)
+        self.candidates.len().min(self.k)
     }
 
     /// Hand over the first k, nearest first.
     pub(crate) fn sorted(mut self, emit: impl FnMut(Neighbour)) {
-        if self.kept.len() > self.k + self.k / 2 {
+        if self.candidates.len() > self.k + self.k / 2 {
             self.select();
         }
-        super::sort::sorted(self.kept, self.k, emit);
+        super::sort::sorted(self.candidates, self.k, emit);
     }
 }
 

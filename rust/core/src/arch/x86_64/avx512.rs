@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use crate::arch::generic::{self, Float32Products, Vector};
-use crate::arch::kernel::{CandidateLists, Float32, Kernel, PanelRun, QueryPanel};
+use crate::arch::kernel::{CandidateLists, Float32, Microkernel, PanelRun, QueryPanel};
 use crate::arch::kernel::{UNPACKED_LANES, UNPACKED_ROWS, UnpackedSums};
 use crate::arch::level::Avx512;
 
@@ -75,7 +75,7 @@ pub(crate) struct Avx512F32(pub(crate) Avx512);
 const MR: usize = 12;
 const NR: usize = 2 * LANES;
 
-impl Kernel for Avx512F32 {
+impl Microkernel for Avx512F32 {
     const MR: usize = MR;
     const NR: usize = NR;
     type Code = f32;

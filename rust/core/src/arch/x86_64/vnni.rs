@@ -9,7 +9,7 @@ use std::arch::x86_64::*;
 
 use super::{avx2, avx512};
 use crate::arch::generic::{self, Products};
-use crate::arch::kernel::{CandidateLists, Int8, Kernel, PanelRun, QueryPanel, ScanSymmetric, Transposed};
+use crate::arch::kernel::{CandidateLists, Int8, Microkernel, PanelRun, QueryPanel, ScanSymmetric, Transposed};
 use crate::arch::level::{Avx2, Avx512, Avx512Vnni, AvxVnni};
 
 impl Products for AvxVnni {
@@ -85,7 +85,7 @@ impl AvxVnniI8 {
     const NR: usize = 2 * avx2::LANES;
 }
 
-impl Kernel for AvxVnniI8 {
+impl Microkernel for AvxVnniI8 {
     const MR: usize = Self::MR;
     const NR: usize = Self::NR;
     type Code = u32;
@@ -120,7 +120,7 @@ impl Avx512VnniI8 {
     const NR: usize = 2 * avx512::LANES;
 }
 
-impl Kernel for Avx512VnniI8 {
+impl Microkernel for Avx512VnniI8 {
     const MR: usize = Self::MR;
     const NR: usize = Self::NR;
     type Code = u32;

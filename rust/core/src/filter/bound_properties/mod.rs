@@ -9,7 +9,7 @@ mod unpacked;
 use proptest::prelude::*;
 
 use crate::Argument;
-use crate::arch::kernel::{CandidateLists, Kernel, QueryPanel, Thresholds, Transposed, Visit};
+use crate::arch::kernel::{CandidateLists, Microkernel, QueryPanel, Thresholds, Transposed, Visit};
 use crate::arch::level::{Level, Simd};
 use crate::arch::{self, WithKernel};
 use crate::exact::{Prepared, Widened, score};
@@ -39,7 +39,7 @@ struct AllKeys<'a, E> {
 impl<E: Element> WithKernel for AllKeys<'_, E> {
     type Output = Keys;
 
-    fn run<K: Kernel + 'static>(self, kernel: K) -> Keys {
+    fn run<K: Microkernel + 'static>(self, kernel: K) -> Keys {
         let Self { simd, frame, query, refs } = self;
         let packed = PackedReference::<K>::pack(simd, frame, &refs, 1, &Monitor::new()).expect("finite");
         let rows: Vec<u32> = (0..query.rows() as u32).collect();
@@ -90,7 +90,7 @@ struct Turned<'a, E> {
 impl<E: Element> WithKernel for Turned<'_, E> {
     type Output = Option<Vec<bool>>;
 
-    fn run<K: Kernel>(self, kernel: K) -> Self::Output {
+    fn run<K: Microkernel>(self, kernel: K) -> Self::Output {
         let Self { simd, frame, queries, refs, floors } = self;
         let scan_symmetric = K::SCAN_SYMMETRIC?;
         let packed = PackedReference::<K>::pack(simd, frame, &refs, 1, &Monitor::new()).expect("finite");
