@@ -1,29 +1,29 @@
-//! Merging sorted neighbours of two parts of the references.
+//! Merging the sorted neighbours from two blocks of references.
 
 use crate::order::Neighbour;
 
-/// Let `found` take its places among `places`; both are in the total order, and only so many places are there.
+/// Merge `found` into `places`, whose length stays: both are in the total order, and the last neighbours drop out.
 pub(crate) fn merge(places: &mut [Neighbour], found: &[Neighbour]) {
-    // How many of each stay: the first so many of both together.
-    let (mut kept, mut taken) = (0, 0);
-    while kept + taken < places.len() {
-        if taken < found.len() && found[taken] < places[kept] {
-            taken += 1;
+    // First count how many of each list are among the first `places.len()` of both.
+    let (mut old, mut new) = (0, 0);
+    while old + new < places.len() {
+        if new < found.len() && found[new] < places[old] {
+            new += 1;
         } else {
-            kept += 1;
+            old += 1;
         }
     }
-    // From the back, so that nothing is overwritten before it has moved.
+    // Fill from the back: a place is overwritten only after its neighbour has moved.
     for at in (0..places.len()).rev() {
-        if taken == 0 {
+        if new == 0 {
             break;
         }
-        if kept > 0 && places[kept - 1] > found[taken - 1] {
-            kept -= 1;
-            places[at] = places[kept];
+        if old > 0 && places[old - 1] > found[new - 1] {
+            old -= 1;
+            places[at] = places[old];
         } else {
-            taken -= 1;
-            places[at] = found[taken];
+            new -= 1;
+            places[at] = found[new];
         }
     }
 }
@@ -34,7 +34,7 @@ mod tests {
     use crate::metric::Metric;
 
     #[test]
-    fn the_first_of_both_stay_in_order() {
+    fn the_first_of_both_lists_remain_in_order() {
         let at = |&(value, row): &(f64, u32)| Neighbour::new::<f32>(Metric::SqEuclidean, value, row);
         let lists: [&[(f64, u32)]; 6] = [
             &[],

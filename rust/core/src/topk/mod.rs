@@ -1,8 +1,8 @@
-//! Who is among the k nearest so far. Knows orders, nothing of kernels or bounds.
+//! The k nearest candidates so far, under the total order. Independent of kernels and bounds.
 //!
 //! ```text
-//! filter candidates ──rescored in float64──> TopK ──sort──> k neighbours ──merge──> k of several parts
-//! direct values ─────────────────────> TopK
+//! candidates of a filter ──rescored in float64──> TopK ──sort──> k neighbours ──merge──> k of all blocks
+//! pairs of a direct scan ──float64 values───────> TopK
 //! ```
 
 mod merge;

@@ -1,11 +1,11 @@
 //! The k first neighbours seen so far, under the total order.
 //!
 //! ```text
-//! neighbour ──behind the k-th known?──> dropped
-//!           └──> kept ──grown by a quarter of k──> cut: the k first stay, the k-th is known
+//! neighbour ──not before the threshold?──> dropped
+//!           └──> buffer ──a quarter of k above k──> select: the first k stay, the k-th is the new threshold
 //! ```
 //!
-//! A buffer that is cut now and then costs a constant time a neighbour, whatever k is; a heap costs `log k`.
+//! Selecting from a buffer costs constant time per neighbour for any k; a heap costs `log k`.
 
 use crate::error::Result;
 use crate::order::Neighbour;
@@ -16,9 +16,10 @@ use crate::runtime::alloc::try_vec;
 pub(crate) struct TopK {
     k: usize,
     candidates: Vec<Neighbour>,
-    /// The k-th of all neighbours seen up to the last cut.
+    /// The threshold: the k-th of all neighbours seen up to the last selection, or the one given initially. Neighbours that
+    /// do not come before it are dropped.
     kth: Option<Neighbour>,
-    /// How many are kept at most.
+    /// Candidates at which [`TopK::push`] selects.
     capacity: usize,
 }
 
@@ -29,30 +30,30 @@ impl TopK {
         Ok(Self { k, candidates: try_vec(capacity, "candidates")?, kth: None, capacity })
     }
 
-    /// The same, where nobody counts from `bar` on.
-    pub(crate) fn with_threshold(bar: Option<Neighbour>, k: usize, most: usize) -> Result<Self> {
-        Ok(Self { kth: bar, ..Self::new(k, most)? })
+    /// [`TopK::new`] with an initial threshold.
+    pub(crate) fn with_threshold(threshold: Option<Neighbour>, k: usize, most: usize) -> Result<Self> {
+        Ok(Self { kth: threshold, ..Self::new(k, most)? })
     }
 
-    /// The first `k`, of which some are known already: `found`, and the rule that nobody from `bar` on counts.
-    pub(crate) fn resume(k: usize, most: usize, found: Self, bar: Neighbour) -> Result<Self> {
+    /// The first `k`, beginning with the candidates of `found` and a threshold. The threshold may itself be a candidate.
+    pub(crate) fn resume(k: usize, most: usize, found: Self, threshold: Neighbour) -> Result<Self> {
         let mut nearest = Self::new(k, most)?;
         nearest.candidates.extend(found.candidates);
-        nearest.kth = Some(bar);
+        nearest.kth = Some(threshold);
         Ok(nearest)
     }
 
-    /// Bytes that the first `k` of `most` take.
+    /// Bytes of a buffer for the first `k` of `most`.
     pub(crate) fn bytes(k: usize, most: usize) -> usize {
         Self::capacity_for(k, most).saturating_mul(size_of::<Neighbour>())
     }
 
     fn capacity_for(k: usize, most: usize) -> usize {
-        // A large share of everything is kept whole and cut once.
+        // If k is a large share of all neighbours, keep all of them and select once, at the end.
         if k.saturating_mul(4) >= most { most.max(k) } else { k + (k / 4).max(16) }
     }
 
-    /// Keep `neighbour` if it can belong to the first k.
+    /// Add `neighbour` if it comes before the threshold.
     #[inline(always)]
     pub(crate) fn push(&mut self, neighbour: Neighbour) {
         if self.kth.is_some_and(|kth| neighbour >= kth) {
@@ -64,20 +65,20 @@ impl TopK {
         self.candidates.push(neighbour);
     }
 
-    /// The rank from which on nobody counts any more.
+    /// The threshold, if there is one: no neighbour at or behind it is among the first k.
     #[inline(always)]
     pub(crate) fn kth(&self) -> Option<Neighbour> {
         self.kth
     }
 
-    /// Whether a cut would raise the bar enough to be worth its time.
+    /// Whether a selection would improve the threshold enough to pay.
     #[inline(always)]
     pub(crate) fn should_select(&self) -> bool {
         let len = self.candidates.len();
         if self.kth.is_some() { len > self.k + self.k / 4 } else { len >= self.k }
     }
 
-    /// Keep the first k only, if there are k; the k-th is known then.
+    /// Drop all but the first k, if there are k; the k-th becomes the threshold.
     pub(crate) fn select(&mut self) {
         if self.candidates.len() >= self.k {
             let (_, kth, _) = self.candidates.select_nth_unstable(self.k - 1);
@@ -86,19 +87,19 @@ impl TopK {
         }
     }
 
-    /// Take in everything another one holds.
+    /// Add the candidates of `other`.
     pub(crate) fn merge(&mut self, other: Self) {
         for neighbour in other.candidates {
             self.push(neighbour);
         }
     }
 
-    /// How many of the first k are known.
+    /// Number of candidates, at most k.
     pub(crate) fn len(&self) -> usize {
         self.candidates.len().min(self.k)
     }
 
-    /// Hand over the first k, nearest first.
+    /// Pass the first k to `emit`, nearest first.
     pub(crate) fn sorted(mut self, emit: impl FnMut(Neighbour)) {
         if self.candidates.len() > self.k + self.k / 2 {
             self.select();
@@ -113,7 +114,7 @@ mod tests {
     use crate::metric::Metric;
 
     #[test]
-    fn keeps_the_first_k_under_ties() {
+    fn the_first_k_include_ties_of_the_lowest_rows() {
         for most in [6, 1000] {
             let mut nearest = TopK::new(3, most).expect("memory");
             for (value, row) in [(2.0, 0), (1.0, 9), (1.0, 4), (1.0, 7), (3.0, 1), (1.0, 5)] {
@@ -127,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn cuts_lose_nothing() {
+    fn selection_loses_no_neighbour() {
         for (k, most) in [(1, 5000), (10, 5000), (100, 5000), (1300, 5000), (4999, 5000), (5000, 5000)] {
             let mut nearest = TopK::new(k, most).expect("memory");
             let mut all = Vec::new();

@@ -1,17 +1,18 @@
-//! Sorting neighbours: by comparing where there are few, by counting where there are many.
+//! Sorting neighbours: a comparison sort for few, a radix sort for many.
 //!
-//! Nearly always the ranks are float32 numbers. Then a neighbour is one 64-bit integer, rank above row, and sorts as such.
+//! Ranks are nearly always float32 numbers. A neighbour then fits one 64-bit integer, the rank above the row, whose order is
+//! the total order.
 
 use crate::order::Neighbour;
 
-/// Below this many a comparison sort is faster.
+/// Below this number of neighbours a comparison sort is faster.
 const FEW: usize = 4096;
 
-/// Bits of one pass, and values of one digit.
+/// Bits of one radix pass, and values of one digit: the counters of a pass fit in the first-level cache.
 const BITS: u32 = 11;
 const DIGITS: usize = 1 << BITS;
 
-/// Hand over the first `k` neighbours in the total order.
+/// Pass the first `k` neighbours to `emit`, in the total order.
 pub(crate) fn sorted(mut neighbours: Vec<Neighbour>, k: usize, emit: impl FnMut(Neighbour)) {
     let narrow: Option<Vec<u64>> = neighbours
         .iter()
@@ -25,7 +26,7 @@ pub(crate) fn sorted(mut neighbours: Vec<Neighbour>, k: usize, emit: impl FnMut(
     if keys.len() < FEW {
         keys.sort_unstable();
     } else if neighbours.is_sorted_by_key(|neighbour| neighbour.row()) {
-        // Passes are stable: what comes by row stays so among equals.
+        // Radix passes are stable: neighbours that arrive by row stay by row among equal ranks, so the row bits need no pass.
         radix(&mut keys, u32::BITS);
     } else {
         radix(&mut keys, 0);
@@ -69,7 +70,7 @@ mod tests {
     use crate::metric::Metric;
 
     #[test]
-    fn counting_agrees_with_comparing() {
+    fn the_radix_sort_agrees_with_the_comparison_sort() {
         for count in [3000u32, 9000] {
             for spread in [3u32, 1000, u32::MAX] {
                 for scale in [1e-60, 1.0, 1e30, 1e200] {
