@@ -9,7 +9,7 @@ pub(crate) fn reduce(lane: [f64; LANES]) -> f64 {
     ((lane[0] + lane[4]) + (lane[2] + lane[6])) + ((lane[1] + lane[5]) + (lane[3] + lane[7]))
 }
 
-/// Rows that are scored side by side: one row alone waits for its own additions.
+/// Rows that are scored at once: a single row is limited by the latency of its own additions.
 pub(crate) const ROWS: usize = 4;
 
 /// Sum `term(r, a[i], rows[r][i])` over the columns in the fixed order, for `R` rows; `N` sums at once.
@@ -21,8 +21,8 @@ pub(crate) fn sum_rows<const R: usize, const N: usize, A: Wide, B: Wide>(
 ) -> [[f64; N]; R] {
     let mut lanes = [[[0.0f64; LANES]; N]; R];
     let (a_chunks, a_rest) = a.as_chunks::<LANES>();
-    // Of one length with `a`, so that the loops need no checks.
-    let rows = rows.map(|row| row[..a.len()].as_chunks::<LANES>());
+    // Slices of the length of `a`, so that the loops have no bounds checks.
+    let rows = map(rows, |row| row[..a.len()].as_chunks::<LANES>());
     for (c, x) in a_chunks.iter().enumerate() {
         for r in 0..R {
             let y = &rows[r].0[c];
@@ -51,7 +51,7 @@ pub(crate) fn exponent(x: f64) -> i32 {
     if biased > 0 { biased - 1023 } else { exponent(x * power_of_two(64)) - 64 }
 }
 
-/// `2^e`, for `e` in -1022 ..= 1023; exponents outside are brought to the ends.
+/// `2^e`, with `e` clamped to -1022 ..= 1023.
 pub(crate) fn power_of_two(e: i32) -> f64 {
     f64::from_bits(((e.clamp(-1022, 1023) + 1023) as u64) << 52)
 }

@@ -1,20 +1,19 @@
-//! Values of the metrics that are no sums of squares: cityblock, Chebyshev, Minkowski.
+//! Values of the Lp metrics other than the Euclidean one: cityblock, Chebyshev, Minkowski.
 //!
 //! ```text
 //! t_i = |q_i - r_i|
 //! cityblock   sum t_i                      ┐ eight lanes in the order of `lanes.rs`
 //! Minkowski   (sum t_i^p)^(1/p)            ┘ out of range? ──> M (sum (t_i / M)^p)^(1/p) with M = max t_i
-//! Chebyshev   max t_i                        exact, so its order is nobody's business
+//! Chebyshev   max t_i                        `max` is exact, so the order does not matter
 //! ```
 //!
-//! A power is formed by multiplications and at most one square root where `2p` is a whole number up to [`MOST_HALVES`],
-//! else by the crate `libm`: IEEE arithmetic in a fixed order either way, never the platform's `pow`, whose last bit
-//! differs from one machine to the next. `p` = 1, 2 and infinity do not come here: they are other metrics
-//! ([`crate::Metric::minkowski`]).
+//! If `2p` is an integer of at most 128, a power is a product of squares and at most one square root, else `pow` of the crate
+//! `libm`. Both are IEEE arithmetic in a fixed order; the platform's `pow` is not used, since its last bit differs between
+//! machines. `p` = 1, 2 and infinity are other metrics ([`crate::Metric::minkowski`]).
 //!
-//! Range: differences and sums of differences are in range whenever the distance is. Sums of powers are not, for rows of
-//! any type: `t^100` leaves float64 for t = 2000. Where that may have cost digits, the sum is formed again of `t_i / M`:
-//! it is then between 1 and the number of columns.
+//! Range: differences and their sums are in range if the distance is. Sums of powers may not be, for rows of any type:
+//! `2000^100` overflows float64. If digits may have been lost, the sum is computed again from `t_i / M`: it is then between 1
+//! and the number of columns.
 
 use crate::exact::lanes::{LANES, power_of_two, reduce, sum_rows};
 use crate::matrix::Wide;
@@ -31,7 +30,7 @@ fn root(power: Power, sum: f64) -> f64 {
     }
 }
 
-/// `t^(halves / 2)` of each lane: squares multiplied up from the lowest bit, then the square root.
+/// `t^(halves / 2)` of each lane: repeated squares multiplied from the lowest bit of the exponent, then the square root.
 #[inline(always)]
 fn product(t: [f64; LANES], halves: u32) -> [f64; LANES] {
     let mut power = [1.0f64; LANES];
@@ -57,7 +56,7 @@ fn product(t: [f64; LANES], halves: u32) -> [f64; LANES] {
     power
 }
 
-/// Fold `step(lanes, |q - r|)` over the columns, eight at a time; columns that do not exist differ by 0.
+/// Fold `step(lanes, |q - r|)` over the columns, eight at a time; missing columns have a difference of 0.
 #[inline(always)]
 fn fold<W: Wide>(q: &[f64], r: &[W], half: f64, step: impl Fn(&mut [f64; LANES], [f64; LANES])) -> [f64; LANES] {
     let mut lanes = [0.0f64; LANES];
@@ -87,7 +86,7 @@ fn add(lanes: &mut [f64; LANES], terms: [f64; LANES]) {
     }
 }
 
-/// The larger of two numbers without sign; not a number if one of them is not. Their bits are in the same order.
+/// The larger of two non-negative numbers; NaN if one of them is. Their bits have the same order as integers.
 #[inline(always)]
 fn larger(x: f64, y: f64) -> f64 {
     f64::from_bits((x.to_bits() as i64).max(y.to_bits() as i64) as u64)
@@ -144,11 +143,11 @@ pub(crate) fn chebyshev<W: Wide, const R: usize>(q: &[f64], rows: [&[W]; R]) -> 
 #[inline(always)]
 pub(crate) fn minkowski<W: Wide>(q: &[f64], r: &[W], power: Power) -> f64 {
     let sum = sum_of_powers(q, r, 1.0, 1.0, power);
-    // Inside, what underflowed is below the sum's last digit by far.
+    // In this range, terms that underflowed are far below the last digit of the sum.
     if (power_of_two(-900)..=power_of_two(1000)).contains(&sum) { root(power, sum) } else { scaled(q, r, power) }
 }
 
-/// The Minkowski distance where its sum leaves the range of `f64`.
+/// The Minkowski distance if its sum leaves the range of `f64`.
 #[cold]
 #[inline(never)]
 fn scaled<W: Wide>(q: &[f64], r: &[W], power: Power) -> f64 {
@@ -167,7 +166,8 @@ fn scaled<W: Wide>(q: &[f64], r: &[W], power: Power) -> f64 {
     if root.is_finite() {
         return (most * root) / half;
     }
-    // A root beyond the range, as p far below 1 gives, times a difference far below 1: four equal parts of it.
+    // For p far below 1 the root may overflow although its product with a small `most` does not: multiply by its fourth root
+    // four times.
     let part = libm::pow(sum, 0.25 / power.get());
     ((((most * part) * part) * part) * part) / half
 }
@@ -181,7 +181,7 @@ mod tests {
     use crate::matrix::{Element, MatrixRef};
     use crate::metric::Metric;
 
-    /// The distance at every level, of rows scored side by side and of one alone.
+    /// The distance at every level, of rows scored at once and of a padded group.
     fn values<E: Element>(metric: Metric, q: &[E], r: &[E]) -> Vec<f64> {
         let prepared = Prepared::new(metric, q);
         let reference = MatrixRef::new(r, 1, r.len(), Argument::Reference).expect("a row");
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_rows_are_at_0_and_the_order_of_a_pair_does_not_matter() {
+    fn equal_rows_have_distance_0_and_distances_are_symmetric() {
         for scale in [1.0, 1e-300, 1e300, 5e-324] {
             let row: Vec<f64> = (1..=13).map(|i| f64::from(i) * scale).collect();
             let other: Vec<f64> = (1..=13).map(|i| f64::from(i % 5) * scale).collect();
@@ -271,7 +271,7 @@ mod tests {
         }
     }
 
-    /// A search that packs nothing finds a bad row by its value.
+    /// Unpacked searches find a row that is not finite by its value.
     #[test]
     fn a_row_that_is_not_finite_gives_a_value_that_is_not() {
         for bad in [f64::NAN, -f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {

@@ -7,15 +7,15 @@
 //!
 //! Lane `l` sums the terms of columns `l, l + 8, l + 16, ...` in that order; the lanes are added as a tree
 //! `((0+4)+(2+6)) + ((1+5)+(3+7))`. Trailing zero columns add `+0`, so they change nothing. No multiply is fused with an
-//! add: a fused one would round differently where the CPU lacks it. The bodies are plain Rust, compiled once for each
-//! level; vectorising eight independent lanes does not reorder anything.
+//! add: CPUs without fused operations would round differently. The bodies are plain Rust, compiled once for each level;
+//! vectorising eight independent lanes reorders nothing.
 //!
-//! Exchanging the two rows gives the same bits: every operation is commutative in them (inner products aside, where their
-//! range is left). A self-search by symmetric tiles rests on it.
+//! Exchanging the two rows gives the same bits, since every operation is commutative in them (except for inner products that
+//! leave the range of `f64`). Symmetric tiles and the upper triangle of a search by radius rely on it.
 //!
-//! Range: squares of `f32` cannot leave the range of `f64`, so those inputs need no care. For `f64` rows, a row whose
-//! largest magnitude is extreme is first scaled by a power of two (exact) where the metric normalises, and sums that
-//! overflowed or underflowed are formed again from scaled rows where the result itself is in range.
+//! Range: squares of `f32` numbers are always in the range of `f64`. Rows of `f64` with extreme magnitudes are scaled by a
+//! power of two first, which is exact, if the metric normalises; sums that overflow or underflow are computed again from
+//! scaled rows if the result itself is in range.
 
 pub(crate) mod lanes;
 pub(crate) mod minkowski;
@@ -33,7 +33,7 @@ fn sum<const N: usize, A: Wide, B: Wide>(a: &[A], b: &[B], term: impl Fn(f64, f6
     sum_rows(a, [b], |_, x, y| term(x, y))[0]
 }
 
-/// How a row is brought to norm 1: `x -> (x * pre) * inverse`.
+/// The scaling of a row to norm 1: `x -> (x * pre) * inverse`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct UnitScale {
     /// A power of two, 1 unless the row's magnitudes are extreme.
@@ -44,10 +44,10 @@ pub(crate) struct UnitScale {
     pub(crate) norm2: f64,
 }
 
-/// Magnitudes up to this power of two (and down to its inverse) can be squared and multiplied without care.
+/// Magnitudes between `2^-200` and `2^200` can be squared and multiplied without overflow or underflow.
 const SAFE_EXPONENT: i32 = 200;
 
-/// A power of two that brings the largest magnitude of the row near 1.
+/// A power of two that scales the largest magnitude of the row to near 1.
 #[inline(always)]
 fn power_for<W: Wide>(row: &[W]) -> f64 {
     let largest = row.iter().fold(0.0f64, |m, x| m.max(x.to_f64().abs()));
@@ -74,7 +74,7 @@ fn inverse_root(norm2: f64) -> f64 {
     if norm2 > 0.0 { 1.0 / norm2.sqrt() } else { 0.0 }
 }
 
-/// A query row, widened and normalised as the metric asks.
+/// A query row, widened, and normalised if the metric normalises.
 #[derive(Debug, Clone)]
 pub(crate) struct Prepared {
     metric: Metric,
@@ -88,7 +88,7 @@ impl Prepared {
         Self::of_wide::<E>(metric, E::widen(row, &mut Vec::new()))
     }
 
-    /// The same for a row that is widened already.
+    /// [`Prepared::new`] for a widened row.
     pub(crate) fn of_wide<E: Element>(metric: Metric, wide: &[E::Wide]) -> Self {
         let unit =
             if metric.normalizes() { unit_scale::<E>(wide) } else { UnitScale { pre: 1.0, inverse: 1.0, norm2: 1.0 } };
@@ -107,12 +107,12 @@ impl Prepared {
         Self { metric, row, unit }
     }
 
-    /// The row as the value is formed from it.
+    /// The row from which values are computed.
     pub(crate) fn row(&self) -> &[f64] {
         &self.row
     }
 
-    /// What brings [`Prepared::row`] to norm 1, where the metric normalises; 0 for a zero row.
+    /// The factor that scales [`Prepared::row`] to norm 1, if the metric normalises; 0 for a zero row.
     pub(crate) fn to_unit(&self) -> f64 {
         match self.metric {
             Metric::NormalizedSqEuclidean | Metric::NormalizedEuclidean if self.unit.inverse > 0.0 => 1.0,
@@ -121,7 +121,7 @@ impl Prepared {
     }
 }
 
-/// The values of `R` pairs, of which the first `wanted` count; see the module header for the order.
+/// The values of `R` pairs, of which the first `wanted` are used; see the module header for the order.
 #[inline(always)]
 fn values_of<E: Element, const R: usize>(query: &Prepared, rows: [&[E::Wide]; R], wanted: usize) -> [f64; R] {
     let q = query.row.as_slice();
@@ -139,7 +139,7 @@ fn values_of<E: Element, const R: usize>(query: &Prepared, rows: [&[E::Wide]; R]
         Metric::Cityblock => minkowski::cityblock(q, rows),
         Metric::Chebyshev => minkowski::chebyshev(q, rows),
         Metric::Minkowski(power) => {
-            // Powers do not wait for additions: four rows take four times as long as one.
+            // Powers are not limited by the latency of additions, so padding rows would cost their full time.
             let mut values = [0.0; R];
             for r in 0..wanted.min(R) {
                 values[r] = minkowski::minkowski(q, rows[r], power);
@@ -160,7 +160,7 @@ fn sq_euclidean<W: Wide, const R: usize>(q: &[f64], rows: [&[W]; R]) -> [f64; R]
 
 #[inline(always)]
 fn root<E: Element>(q: &[f64], r: &[E::Wide], squared: f64) -> f64 {
-    // What is not a number stays visible: the largest of magnitudes would pass over it.
+    // NaN must not be lost: the maximum of `scaled_root` would ignore it.
     if E::DOUBLE && !squared.is_nan() && !(power_of_two(-900)..=power_of_two(1000)).contains(&squared) {
         return scaled_root(q, r);
     }
@@ -172,7 +172,7 @@ fn root<E: Element>(q: &[f64], r: &[E::Wide], squared: f64) -> f64 {
 #[inline(never)]
 fn scaled_root<W: Wide>(q: &[f64], r: &[W]) -> f64 {
     let largest_of = |half: f64| q.iter().zip(r).fold(0.0f64, |m, (x, y)| m.max((x * half - y.to_f64() * half).abs()));
-    // Halved only where the difference of two finite numbers overflows: subnormal numbers would lose their last bit.
+    // Halved only if a difference of two finite numbers overflows: denormals would lose their last bit.
     let half = if largest_of(1.0).is_finite() { 1.0 } else { 0.5 };
     let largest = largest_of(half);
     if largest == 0.0 {
@@ -193,8 +193,8 @@ fn unit_scales<E: Element, const R: usize>(q: &[f64], rows: [&[E::Wide]; R]) -> 
     if E::DOUBLE {
         return rows.map(unit_scale::<E>);
     }
-    // The same sums as in `unit_scale`, side by side; the query's numbers are not used.
-    sum_rows(q, rows, |_, _, y| [y * y]).map(|[norm2]| UnitScale { pre: 1.0, inverse: inverse_root(norm2), norm2 })
+    // The same sums as in `unit_scale`, for `R` rows at once; the query's numbers are not used.
+    map(sum_rows(q, rows, |_, _, y| [y * y]), |[norm2]| UnitScale { pre: 1.0, inverse: inverse_root(norm2), norm2 })
 }
 
 #[inline(always)]
@@ -218,7 +218,7 @@ fn cosine<E: Element, const R: usize>(query: &Prepared, rows: [&[E::Wide]; R]) -
     };
     sums.map(|[dot, norm2]| {
         let product = query.unit.norm2 * norm2;
-        // sqrt(x * x) is x exactly, so equal rows have cosine exactly 1. What is not finite stays visible.
+        // sqrt(x * x) is exactly x, so equal rows have cosine exactly 1. NaN and infinity are not lost.
         if product == 0.0 { 0.0 } else { (dot / product.sqrt()).clamp(-1.0, 1.0) }
     })
 }
@@ -232,7 +232,7 @@ fn inner_product<E: Element, const R: usize>(q: &[f64], rows: [&[E::Wide]; R]) -
     })
 }
 
-/// The inner product where its terms leave the range of `f64`; the sum may still be inside, or is a signed infinity.
+/// The inner product if its terms leave the range of `f64`: the sum may still be in range, or is a signed infinity.
 #[cold]
 #[inline(never)]
 fn scaled_inner_product<W: Wide>(q: &[f64], r: &[W]) -> f64 {
@@ -242,8 +242,7 @@ fn scaled_inner_product<W: Wide>(q: &[f64], r: &[W]) -> f64 {
 }
 
 multiversion! {
-    /// Values of `query` with the reference rows named by `rows`, in their order. A row that is not finite gives a value that
-    /// is not.
+    /// Values of `query` with the reference rows `rows`, in their order. The value of a row that is not finite is not finite.
     pub(crate) fn score<E: Element>(
         query: &Prepared,
         reference: MatrixRef<'_, E>,
@@ -257,7 +256,7 @@ multiversion! {
             for &row in rows[start..].iter().skip(ROWS).take(ROWS) {
                 prefetch(reference.row(row as usize));
             }
-            // The last group is filled up with its last row: four side by side take little longer than one.
+            // The last group is padded with its last row: four rows at once take little longer than one.
             let row = |r: usize| reference.row(rows[(start + r).min(rows.len() - 1)] as usize);
             let [a, b, c, d] = &mut scratch.0;
             let wide = [E::widen(row(0), a), E::widen(row(1), b), E::widen(row(2), c), E::widen(row(3), d)];
@@ -267,24 +266,25 @@ multiversion! {
     }
 }
 
-/// Bytes of a row that are asked for ahead of time; the hardware follows a row once it has seen its beginning.
+/// Bytes of a row that are prefetched: the hardware prefetcher continues a row once its beginning is accessed.
 const PREFETCHED: usize = 512;
 
-/// Ask for the beginning of a row that will be scored soon. Rows that survive a filter lie anywhere, so the hardware cannot
-/// guess them; without this a third of the time of scoring is waiting.
+/// Prefetch the beginning of a row that will be scored soon. Candidates are scattered over the references, so the hardware
+/// prefetcher misses them: without this, a third of the time of scoring is memory latency.
 #[inline(always)]
 pub(crate) fn prefetch<T>(row: &[T]) {
     #[cfg(target_arch = "x86_64")]
     for line in row.chunks(64 / size_of::<T>()).take(PREFETCHED / 64) {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a hint; the address is that of a borrowed number.
+        // SAFETY: a prefetch is a hint without effect on memory, and the address is that of a borrowed number. SSE is part of
+        // every x86-64 CPU.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) };
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = row;
 }
 
-/// Room for the rows that are scored side by side, where they have to be widened.
+/// Buffers for the rows that are scored at once, if they have to be widened.
 pub(crate) struct Widened(pub(crate) [Vec<f32>; ROWS]);
 
 impl Widened {
@@ -300,10 +300,10 @@ multiversion! {
     }
 }
 
-/// The largest relative error of a float64 value against real arithmetic, in terms of the sum of its terms' magnitudes.
+/// An upper bound of the error of a float64 value, relative to the sum of its terms' magnitudes.
 ///
-/// A lane sum takes `dim / 8` additions, the tree three, the product one; a cosine needs three such sums and, where the
-/// filter sees unit rows, the norms of both once more: at most `3 dim / 8 + 21` roundings (`docs/exactness.md`).
+/// A lane sum takes `dim / 8` additions, the tree three, the product one. A cosine takes three such sums and, if the filter
+/// uses unit rows, the norms of both once more: at most `3 dim / 8 + 21` roundings (`docs/exactness.md`).
 pub(crate) fn relative_error(dim: usize) -> f64 {
     (dim as f64 / 2.0 + 64.0) * f64::EPSILON / 2.0
 }
@@ -323,7 +323,7 @@ mod tests {
         for level in Level::available() {
             let simd = Simd::new(level).expect("available");
             score(simd, &prepared, reference, &[0; ROWS + 1], &mut Widened::new(), &mut values);
-            // The four side by side and the one alone.
+            // Four rows at once, and the last one padded.
             bits.extend(values.iter().map(|value| if value.is_nan() { f64::NAN } else { *value }.to_bits()));
         }
         assert!(bits.iter().all(|&b| b == bits[0]), "levels differ: {bits:?}");

@@ -1,11 +1,11 @@
-//! The rows of a matrix behind one address, whatever the type of their elements.
+//! The rows of a matrix as a trait object, independent of their element type.
 //!
 //! ```text
 //! MatrixRef<E> ──as &dyn Rows──> widen a row │ prepare a query │ float64 values of a batch │ prefetch │ find a bad row
 //! ```
 //!
-//! Loops over pairs are compiled once for each kernel, not once more for each element type: what depends on the type is a
-//! call through this trait, made for a row or a batch of rows, never for a number.
+//! Loops over pairs are compiled once per kernel, and not again for each element type. Everything that depends on the type is
+//! a virtual call for a row or a batch of rows, never for a single number.
 
 use super::{Prepared, Widened, prefetch, score};
 use crate::arch::level::Simd;
@@ -23,21 +23,21 @@ pub(crate) trait Rows: Sync {
     fn row_bytes(&self) -> usize;
     /// The precision of results for such rows.
     fn precision(&self) -> Precision;
-    /// All rows as they lie, if they are float32.
+    /// All rows as one slice, if they are float32.
     fn as_f32(&self) -> Option<&[f32]>;
-    /// One row, exactly; copied to `scratch` only where it has to be widened.
+    /// One row, widened exactly; copied to `scratch` only if its type requires it.
     fn widen<'s>(&'s self, row: usize, scratch: &'s mut Vec<f32>) -> WideRow<'s>;
     /// One row as a query.
     fn prepare(&self, metric: Metric, row: usize, scratch: &mut Vec<f32>) -> Prepared;
-    /// Float64 values of `query` with the rows numbered in `rows`; see [`super::score`].
+    /// Float64 values of `query` with the rows `rows`; see [`super::score`].
     fn score(&self, simd: Simd, query: &Prepared, rows: &[u32], scratch: &mut Widened, values: &mut Vec<f64>);
-    /// Load the beginning of these rows into the cache.
+    /// Prefetch the beginning of these rows.
     fn prefetch(&self, rows: &[u32]);
-    /// Whether a row holds neither NaN nor infinity.
+    /// Whether a row has neither NaN nor infinity.
     fn is_finite(&self, row: usize) -> bool;
     /// The first NaN or infinity at or after row `start`, as an error that names it.
     fn first_non_finite(&self, argument: Argument, start: usize) -> Option<Error>;
-    /// The address and the size of the rows: equal for two views of the same memory.
+    /// The address and the size in bytes: equal for two views of the same memory.
     fn identity(&self) -> (usize, usize);
 }
 
@@ -94,7 +94,7 @@ impl<E: Element> Rows for MatrixRef<'_, E> {
 }
 
 impl<E: Element> QueryRef<'_, E> {
-    /// The rows for code that is not generic over their type.
+    /// The rows as a trait object.
     pub(crate) fn erase(&self) -> &dyn Rows {
         match self {
             Self::Same(rows) => rows,

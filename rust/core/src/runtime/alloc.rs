@@ -1,4 +1,4 @@
-//! Buffers that grow with the input: an allocation that fails is an error, never an abort.
+//! Buffers whose size depends on the input: a failed allocation is an error, not an abort.
 
 use crate::error::{Error, Result};
 
@@ -9,16 +9,16 @@ pub(crate) fn try_vec<T>(len: usize, what: &'static str) -> Result<Vec<T>> {
     Ok(vec)
 }
 
-/// Zeros, without touching the pages: they are touched by the threads that fill them.
+/// Zeros, without touching the pages: page faults happen in the threads that fill them.
 pub(crate) fn try_zeroed<T: Copy + Default>(len: usize, what: &'static str) -> Result<Vec<T>> {
-    // `vec!` asks for zeroed pages but aborts when it gets none; the probe refuses first.
+    // `vec!` gets zeroed pages from the system, but aborts on failure: try the same allocation first.
     drop(try_vec::<T>(len, what)?);
     Ok(vec![T::default(); len])
 }
 
-/// Ask for pages of 2 MiB under a large buffer that nobody has touched yet and that will be read again and again: faults and
-/// address translations of 4 KiB pages took a fifth of the time of a search of 256 queries. (Not for results, which are
-/// written once: clearing large pages first costs them more than it saves.)
+/// Request 2 MiB pages for a large, untouched buffer that will be read many times: page faults and TLB misses of 4 KiB pages
+/// took a fifth of the time of a search of 256 queries. (Not for results, which are written once: clearing huge pages costs
+/// more than they save.)
 fn prefer_huge_pages<T>(buffer: &mut [T]) {
     #[cfg(target_os = "linux")]
     {
@@ -27,8 +27,8 @@ fn prefer_huge_pages<T>(buffer: &mut [T]) {
         let start = buffer.as_mut_ptr().cast::<u8>();
         let skip = start.align_offset(PAGE);
         if bytes >= 2 * PAGE && skip < bytes {
-            // SAFETY: the range lies inside the buffer; the advice changes neither its contents nor who may use it. A system
-            // that does not know it refuses, which changes nothing either.
+            // SAFETY: the range is inside the buffer, and the advice affects neither its contents nor its validity. A system
+            // without huge pages returns an error, which is ignored.
             unsafe { libc::madvise(start.add(skip).cast(), (bytes - skip) / PAGE * PAGE, libc::MADV_HUGEPAGE) };
         }
     }
@@ -36,7 +36,7 @@ fn prefer_huge_pages<T>(buffer: &mut [T]) {
     let _ = buffer;
 }
 
-/// A zeroed buffer that begins on a cache line, so that no vector load of a panel straddles two.
+/// A zeroed buffer that starts at a cache line, so that no vector load of a panel crosses two lines.
 pub(crate) struct Aligned<T> {
     buffer: Vec<T>,
     start: usize,

@@ -1,28 +1,28 @@
-//! The floating-point control state of a thread (MXCSR on x86-64).
+//! The floating-point environment of a thread (MXCSR on x86-64).
 //!
-//! Other libraries may set flush-to-zero on the calling thread, and new threads inherit it. The bytes of an answer must not
-//! depend on it.
+//! Other libraries may set flush-to-zero or denormals-are-zero on the calling thread, and new threads inherit it. Results
+//! must not depend on it.
 
-/// Rounds to nearest, keeps subnormal numbers, raises no exceptions: what Rust assumes everywhere.
+/// Round to nearest, denormals kept, exceptions masked: the environment that Rust assumes.
 #[cfg(target_arch = "x86_64")]
 const DEFAULT: u32 = 0x1f80;
 
 #[cfg(target_arch = "x86_64")]
 fn read() -> u32 {
     let mut state = 0u32;
-    // SAFETY: the instruction writes four bytes to the address given, and SSE is part of every x86-64 CPU.
+    // SAFETY: the instruction writes four bytes to `state`, and SSE is part of every x86-64 CPU.
     unsafe { std::arch::asm!("stmxcsr [{}]", in(reg) &raw mut state, options(nostack, preserves_flags)) };
     state
 }
 
 #[cfg(target_arch = "x86_64")]
 fn write(state: u32) {
-    // SAFETY: the instruction reads four bytes from the address given; the state written is one that it was read as,
-    // or Rust's own default.
+    // SAFETY: the instruction reads four bytes from `state`. The value is a constant without reserved bits, or one that was
+    // read from the register.
     unsafe { std::arch::asm!("ldmxcsr [{}]", in(reg) &raw const state, options(nostack, preserves_flags)) };
 }
 
-/// Give this thread the default state.
+/// Set the default environment for this thread.
 pub fn reset() {
     #[cfg(target_arch = "x86_64")]
     write(DEFAULT);
@@ -34,7 +34,7 @@ fn call<T>(work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// Run `work` as a caller would that has told its thread to flush subnormal numbers to zero.
+/// Run `work` with flush-to-zero and denormals-are-zero set.
 #[cfg(all(test, target_arch = "x86_64"))]
 pub(crate) fn while_flushing<T>(work: impl FnOnce() -> T) -> T {
     const FLUSHING: u32 = DEFAULT | 0x8040;
@@ -44,7 +44,7 @@ pub(crate) fn while_flushing<T>(work: impl FnOnce() -> T) -> T {
     })
 }
 
-/// Run `work` under the default state, then put the thread's own state back, also when `work` panics.
+/// Run `work` in the default environment, then restore the thread's own, also if `work` panics.
 pub fn with_default<T>(work: impl FnOnce() -> T) -> T {
     #[cfg(target_arch = "x86_64")]
     {
@@ -56,7 +56,7 @@ pub fn with_default<T>(work: impl FnOnce() -> T) -> T {
         }
         let _restore = Restore(read());
         write(DEFAULT);
-        // A call that is not inlined: the compiler may move plain arithmetic past a write of the state.
+        // Not inlined: the compiler may move arithmetic across the write of the register.
         call(work)
     }
     #[cfg(not(target_arch = "x86_64"))]

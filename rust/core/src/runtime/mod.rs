@@ -1,4 +1,4 @@
-//! What a search runs on: threads, the channel to its caller, the float environment, memory.
+//! The runtime of a search: threads, progress and cancellation, the floating-point environment, memory.
 
 pub(crate) mod alloc;
 pub mod float_env;

@@ -1,9 +1,8 @@
-//! Threads: one rayon pool for each process, built on first use.
+//! Threads: one rayon pool per process, built on first use.
 //!
-//! A global pool hangs in a forked child, where its threads do not exist; so the pool is keyed by the process id, and a
-//! child builds its own. The pool a child inherits is forgotten, never dropped: dropping it would signal threads that are not
-//! there, through locks that one of them may have held when the process was forked. Rayon's own global pool is never asked
-//! for anything.
+//! A global pool hangs in a forked child, in which its threads do not exist. So the pool is keyed by the process id, and a
+//! child builds its own. An inherited pool is forgotten, never dropped: dropping it would signal missing threads, through
+//! locks that one of them may have held during the fork. Rayon's own global pool is never used.
 
 use std::cell::Cell;
 use std::num::NonZero;
@@ -15,7 +14,7 @@ use arc_swap::ArcSwapOption;
 use super::float_env;
 use crate::error::{Error, Result};
 
-/// Name of the environment variable that sets the number of threads.
+/// The environment variable that sets the number of threads.
 pub const THREADS_VARIABLE: &str = "EXACTKNN_NUM_THREADS";
 
 struct Pool {
@@ -23,27 +22,27 @@ struct Pool {
     pool: rayon::ThreadPool,
 }
 
-// Lock-free on purpose: a lock that some other thread holds during a fork stays locked in the child.
+// Lock-free: a lock that another thread holds during a fork stays locked in the child.
 static POOL: ArcSwapOption<Pool> = ArcSwapOption::const_empty();
 
 thread_local! {
-    /// Whether this thread belongs to a pool of ours.
+    /// Whether this thread is a worker of our pool.
     static IS_WORKER: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this thread belongs to a pool of ours: searches then stay in it.
+/// Whether this thread is a worker of our pool; a search called from it stays in the pool.
 pub(crate) fn is_worker() -> bool {
     IS_WORKER.get()
 }
 
-/// The number set by [`set_num_threads`]; 0 while none is set.
+/// The number set by [`set_num_threads`]; 0 if none is set.
 static CHOSEN: AtomicUsize = AtomicUsize::new(0);
 
-/// Threads that a search uses unless told otherwise: the number set, else `EXACTKNN_NUM_THREADS`, else what the system
-/// grants this process (affinity and control-group quotas count).
+/// The default number of threads of a search: the number set, else `EXACTKNN_NUM_THREADS`, else the cores available to this
+/// process (respecting affinity and control-group quotas).
 ///
 /// # Errors
-/// [`Error::BadThreads`] when the environment variable is not a positive integer.
+/// [`Error::BadThreads`] if the environment variable is not a positive integer.
 pub fn num_threads() -> Result<usize> {
     match CHOSEN.load(Ordering::Relaxed) {
         0 => match std::env::var(THREADS_VARIABLE) {
@@ -60,19 +59,19 @@ pub fn num_threads() -> Result<usize> {
     }
 }
 
-/// Set the number of threads of later searches; `None` goes back to the default.
+/// Set the number of threads of later searches; `None` resets to the default.
 pub fn set_num_threads(threads: Option<NonZero<usize>>) {
     CHOSEN.store(threads.map_or(0, NonZero::get), Ordering::Relaxed);
 }
 
-/// A pool that the caller may use; it lives at least as long as this handle.
+/// A handle of a pool, which lives at least as long.
 pub struct PoolHandle(Arc<Pool>);
 
 impl PoolHandle {
     /// The pool of this process with `threads` threads.
     ///
     /// # Errors
-    /// [`Error::NoThreads`] when the system starts no more threads.
+    /// [`Error::NoThreads`] if the system cannot start the threads.
     pub fn get(threads: NonZero<usize>) -> Result<Self> {
         let process = std::process::id();
         let current = POOL.load_full();
@@ -105,8 +104,8 @@ impl PoolHandle {
     }
 }
 
-/// Run `work` on the pool of this process with `threads` threads: on this thread, if that is all it needs or if it belongs to
-/// such a pool. Either way under the default floating-point state.
+/// Run `work` on the pool of this process with `threads` threads, or on this thread if the work is small or this thread is a
+/// worker of the pool. In both cases in the default floating-point environment.
 pub(crate) fn enter<T: Send>(
     threads: NonZero<usize>,
     is_small: bool,
@@ -127,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pool_has_the_threads_asked_for() {
+    fn the_pool_has_the_given_number_of_threads() {
         assert_eq!(pool(3).pool().current_num_threads(), 3);
         assert_eq!(pool(2).pool().install(rayon::current_num_threads), 2);
     }
@@ -137,7 +136,7 @@ mod tests {
     fn a_callers_float_state_neither_leaks_in_nor_is_lost() {
         #[inline(never)]
         fn half() -> u32 {
-            // Bits: a comparison of subnormal numbers would itself obey the caller's state.
+            // Bits: a comparison of denormals would depend on the caller's environment.
             std::hint::black_box(std::hint::black_box(f32::MIN_POSITIVE) * std::hint::black_box(0.5)).to_bits()
         }
         float_env::while_flushing(|| {
