@@ -6,11 +6,13 @@
 //!     report       sums ──scales, offsets──> keys; keys not less than their threshold ──> CandidateLists
 //! ```
 //!
-//! A tile is two vectors wide: a broadcast of a query's code serves two multiply-adds, so loads are not the bottleneck. It is as
-//! high as the registers allow, since its `2 ROWS` independent sums hide the latency of the multiply-adds.
+//! A tile is two vectors wide: each broadcast of a query's code serves two multiply-adds, so loads are not the bottleneck. It
+//! is as high as the registers allow, since its `2 ROWS` independent sums hide the latency of the multiply-adds.
+//!
+//! Keys are formed and compared while the sums are in registers: a matrix of keys is never written to memory.
 //!
 //! A kernel calls these functions from a function with `#[target_feature]`. They and all methods of the traits are
-//! `#[inline(always)]`, and no vector operation stands in a closure: code that is not inlined into that function is compiled
+//! `#[inline(always)]`, and no closure has a vector operation: code that is not inlined into that function is compiled
 //! without its instructions, and each operation becomes a call.
 
 use crate::arch::kernel::UNPACKED_LANES;
@@ -44,14 +46,15 @@ pub(super) trait Vector: Copy {
     /// `z - x y`, as [`Vector::mul_add`].
     fn neg_mul_add(self, x: Self::Floats, y: Self::Floats, z: Self::Floats) -> Self::Floats;
 
-    /// One bit a lane, set unless `x < y`; so it is set where either is not a number.
+    /// One bit per lane, set unless `x < y`. So it is set if either is NaN: such a key must be rescored.
     fn not_less(self, x: Self::Floats, y: Self::Floats) -> u32;
 
-    /// Add the lanes of `keys` whose bit in `over` is set to the list of query row `m`. Lane 0 is reference row `first`.
+    /// Add the lanes of `keys` whose bit in `over` is set to the list of query row `m`, in ascending order. Lane 0 is
+    /// reference row `first`.
     fn report(self, candidates: &mut CandidateLists, m: usize, first: u32, over: u32, keys: Self::Floats);
 }
 
-/// Sums of products of codes: of one vector of reference rows with one query row. Implemented by tokens, as [`Vector`].
+/// Sums of products of codes, of one vector of reference rows with one query row. Implemented by tokens, like [`Vector`].
 pub(super) trait Products: Copy {
     type Vector: Vector;
     type Code: Copy;
@@ -59,7 +62,7 @@ pub(super) trait Products: Copy {
     type Codes: Copy;
     /// A vector of sums.
     type Sums: Copy;
-    /// Whether sums are in units of the rows' scales. If not, the scales are 1 and are not read.
+    /// Whether sums must be multiplied by the rows' scales. If not, all scales are 1 and are not read.
     const SCALED: bool;
 
     fn vector(self) -> Self::Vector;
@@ -123,8 +126,8 @@ impl<V: Vector> Products for Float32Products<V> {
 /// Two vectors of sums for each query row.
 type Tile<P, const ROWS: usize> = [[<P as Products>::Sums; 2]; ROWS];
 
-/// [`Microkernel::scan`](crate::arch::kernel::Microkernel::scan) for the first `ROWS` rows of a query panel; with `transposed`, a
-/// [`ScanSymmetric`](crate::arch::kernel::ScanSymmetric).
+/// [`Microkernel::scan`](crate::arch::kernel::Microkernel::scan) for the first `ROWS` rows of a query panel; with
+/// `transposed`, a [`ScanSymmetric`](crate::arch::kernel::ScanSymmetric).
 #[inline(always)]
 pub(super) fn scan<P: Products, const MR: usize, const NR: usize, const ROWS: usize>(
     products: P,
@@ -146,7 +149,8 @@ pub(super) fn scan<P: Products, const MR: usize, const NR: usize, const ROWS: us
     }
 }
 
-/// The sums of one panel.
+/// The sums of one panel. One loop over the steps: with `ROWS` and the tile's width known at compile time, the accumulators
+/// stay in registers.
 #[inline(always)]
 fn accumulate<P: Products, const MR: usize, const NR: usize, const ROWS: usize>(
     products: P,
@@ -168,7 +172,8 @@ fn accumulate<P: Products, const MR: usize, const NR: usize, const ROWS: usize>(
     tile
 }
 
-/// Report the keys of panel `p` that reach their threshold, or with `transposed` their threshold of the other side.
+/// Report the keys of panel `p` that reach their threshold, or, with `transposed`, the threshold of the other side. Once per
+/// panel, so its cost is amortised over all columns.
 #[inline(always)]
 fn report<P: Products, const NR: usize, const ROWS: usize>(
     products: P,
@@ -180,6 +185,7 @@ fn report<P: Products, const NR: usize, const ROWS: usize>(
     candidates: &mut CandidateLists,
 ) {
     let (vector, lanes) = (products.vector(), P::Vector::LANES);
+    // The errors are the same for the whole panel: one threshold per query row.
     let terms: PanelTerms = run.terms[p];
     let (mut least_keys, mut least_offsets) = ([0.0; MAX_MR], [0.0; MAX_MR]);
     thresholds.for_panel(terms, &mut least_keys);
@@ -200,10 +206,11 @@ fn report<P: Products, const NR: usize, const ROWS: usize>(
             let keys = keys_of(products, dots, thresholds.scale[m], offsets);
             let mut over = vector.not_less(keys, vector.splat(least_keys[m]));
             if transposed.is_some() {
-                // The error is in the offset, which is one number a query row, and not in the floor, which is one a lane.
+                // The error is subtracted from the offset, one number per query row, instead of the floor, one per lane.
                 let keys = keys_of(products, dots, thresholds.scale[m], vector.splat(least_offsets[m]));
                 over |= vector.not_less(keys, floors);
             }
+            // Rarely taken once a query has a threshold.
             if over != 0 {
                 vector.report(candidates, m, first as u32, over, keys);
             }
@@ -223,8 +230,8 @@ fn keys_of<P: Products>(
     if P::SCALED { vector.mul_sub(dots, vector.splat(scale), offsets) } else { vector.sub(dots, offsets) }
 }
 
-/// [`unpacked_sums`](crate::arch::unpacked_sums) with `ROWS` rows, the sixteen queries in `PARTS` vectors. All sums should fit
-/// the registers.
+/// [`unpacked_sums`](crate::arch::unpacked_sums) for `ROWS` rows, the sixteen queries in `PARTS` vectors. `PARTS * ROWS` sums
+/// must fit in the registers.
 #[inline(always)]
 pub(super) fn unpacked_sums<V: Vector, const PARTS: usize, const ROWS: usize, const PRODUCTS: bool>(
     vector: V,
@@ -232,7 +239,7 @@ pub(super) fn unpacked_sums<V: Vector, const PARTS: usize, const ROWS: usize, co
     rows: [&[f32]; ROWS],
 ) -> [[f32; UNPACKED_LANES]; ROWS] {
     const { assert!(PARTS * V::LANES == UNPACKED_LANES) };
-    // One length for all, so that one check of an index serves every row.
+    // Slices of one length, so that one bounds check serves all rows.
     let rows = rows.map(|row| &row[..columns.len()]);
     let mut sums = [[vector.splat(0.0); PARTS]; ROWS];
     for (c, column) in columns.iter().enumerate() {

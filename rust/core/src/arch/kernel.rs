@@ -7,17 +7,17 @@
 //! ```
 //!
 //! A kernel multiplies one panel of `MR` query rows with a run of reference panels of `NR` rows each, and reports the pairs
-//! whose *key* reaches its threshold. A code holds one column in float32, or four columns in 8-bit integers. The key of a pair
-//! is `dot of the codes * scales - offset`, the larger the nearer; `bound.rs` states how far it can be from the exact key.
-//! Metrics, excluded rows and top k are the caller's business.
+//! whose *key* reaches its threshold. A code holds one column in float32, or four columns in 8-bit integers. The key of a
+//! pair is `dot of the codes * scales - offset`; a larger key is nearer. `filter/bound.rs` states how far it can be from the
+//! exact key. Metrics, exclusion and top k are up to the caller.
 //!
-//! [`Encoding`] is the format of the codes with its error terms, [`Microkernel`] the scan of one instruction set: a new kind of
-//! filter is a new encoding, a new instruction set a new kernel.
+//! [`Encoding`] is the format of the codes with its error terms, [`Microkernel`] the scan of one instruction set: a new kind
+//! of filter is a new encoding, a new instruction set a new kernel.
 //!
-//! Edges: panels are always full. A missing reference row has codes of zero and an offset of infinity, so its key is minus
-//! infinity. A missing query row has codes of zero and a floor of infinity, so it reports almost nothing. A key or a
-//! threshold that is not a number is reported, since what cannot be compared must be rescored. The caller drops pairs of
-//! missing rows.
+//! Edges: panels are always full, so that a kernel has no remainder loop. A missing reference row has codes of zero and an
+//! offset of infinity, hence a key of minus infinity. A missing query row has codes of zero and a floor of infinity, so it
+//! reports only NaN. A NaN key or threshold is reported: a comparison with NaN proves nothing, so the row must be rescored.
+//! The caller drops pairs of missing rows.
 
 use crate::arch::level::Simd;
 use crate::saved::Stored;
@@ -25,30 +25,31 @@ use crate::saved::Stored;
 /// The largest `MR` of any kernel.
 pub(crate) const MAX_MR: usize = 16;
 
-/// Queries and rows of one call of [`unpacked_sums`](crate::arch::unpacked_sums): sixteen queries are one vector of AVX-512, and four rows share each load
-/// of it.
+/// Queries and rows of one call of [`unpacked_sums`](crate::arch::unpacked_sums): sixteen queries are one AVX-512 vector,
+/// and four rows share each load of it.
 pub(crate) const UNPACKED_LANES: usize = MAX_MR;
 pub(crate) const UNPACKED_ROWS: usize = 4;
 
 /// `[row][query]`.
 pub(crate) type UnpackedSums = [[f32; UNPACKED_LANES]; UNPACKED_ROWS];
 
-/// The most reference panels in one run. It bounds [`CandidateLists`], which has room for every pair of a run.
+/// Most reference panels in a run. It bounds [`CandidateLists`], which have room for every pair of a run, so that kernels
+/// need not check for space.
 pub(crate) const MAX_RUN: usize = 64;
 
-/// A centred, scaled row, and what its error terms are computed from.
+/// A centred, scaled row, and the norms and errors that its error terms are computed from.
 pub(crate) struct Centred<'a> {
     /// The row in float32; zeros if it cannot be filtered.
     pub(crate) row: &'a [f32],
-    /// Distance of `row` from the exact centred, scaled row, in the 2-norm, at most.
+    /// Upper bound of the 2-norm of the difference between `row` and the exact centred, scaled row.
     pub(crate) row_error: f64,
     /// Norm of the exact centred, scaled row; infinite if the row cannot be filtered.
     pub(crate) norm: f64,
-    /// Norm of the row before centring, scaled; 0 where the bound does not need it (Euclidean geometry).
+    /// Norm of the scaled row before centring; 0 if the bound does not need it (Euclidean geometry).
     pub(crate) raw_norm: f64,
-    /// What is subtracted from the dots of a reference row.
+    /// Subtracted from the dots of a reference row.
     pub(crate) offset: f64,
-    /// An upper bound of the sum of the magnitudes that `offset` was formed from.
+    /// Upper bound of the sum of the magnitudes of the terms of `offset`.
     pub(crate) offset_size: f64,
     /// The error of `offset` beyond the noise of float64.
     pub(crate) offset_error: f64,
@@ -56,8 +57,8 @@ pub(crate) struct Centred<'a> {
     pub(crate) noise: f64,
 }
 
-/// The part of the error bound that belongs to a reference row, or to a panel as the largest of its rows; see [`Thresholds`]
-/// for the formula.
+/// The terms of a reference row in the error bound, or of a panel as the maximum over its rows; see [`Thresholds`] for the
+/// formula. Per panel, one threshold serves a whole tile, and one huge row spoils the bound of its own panel only.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct PanelTerms {
     pub(crate) a: f32,
@@ -71,7 +72,7 @@ impl PanelTerms {
     }
 }
 
-/// What goes with the codes of a reference row.
+/// The numbers beside the codes of a reference row.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct ReferenceTerms {
     pub(crate) error: PanelTerms,
@@ -79,10 +80,10 @@ pub(crate) struct ReferenceTerms {
     pub(crate) scale: f32,
 }
 
-/// What goes with the codes of a query row.
+/// The numbers beside the codes of a query row.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct QueryTerms {
-    /// Its part of the error bound; see [`Thresholds`].
+    /// Its terms in the error bound; see [`Thresholds`].
     pub(crate) alpha: f32,
     pub(crate) beta: f32,
     /// The value of one unit of its codes.
@@ -91,14 +92,14 @@ pub(crate) struct QueryTerms {
     pub(crate) bias: i32,
 }
 
-/// How rows become codes, and the error terms that follow. The kernels of all levels share an encoding; only the widths of
+/// The encoding of rows as codes, with their error terms. The kernels of all levels share the encodings; only the widths of
 /// their panels differ.
 pub(crate) trait Encoding {
     /// One code of a row.
     type Code: Default + Stored;
     /// Columns that one code holds.
     const COLUMNS: usize;
-    /// Whether reference rows may be centred in float32: its error must be small beside that of the codes.
+    /// Whether reference rows may be centred in float32: only if that error is small compared with the error of the codes.
     const CENTER_F32: bool;
 
     /// Encode a centred reference row into lane `lane` of a panel of `lanes` rows.
@@ -117,15 +118,15 @@ pub(crate) trait Encoding {
 /// The row itself in float32, for sums of products.
 pub(crate) enum Float32 {}
 
-/// Four columns a code, in 8-bit integers times a scale of the row.
+/// Four columns per code, as 8-bit integers times a scale of the row.
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 pub(crate) enum Int8 {}
 
-/// The row itself in float32, for a Minkowski distance. With `CHEBYSHEV` for Chebyshev's, where the rounding of one column counts
-/// and not the sum over all.
+/// The row itself in float32, for an Lp distance. `CHEBYSHEV` has smaller error terms: the largest rounding of a column
+/// instead of the sum over all columns.
 pub(crate) enum MinkowskiFloat32<const CHEBYSHEV: bool> {}
 
-/// A filter microkernel. It holds the token that proves its instruction set, so that [`Microkernel::scan`] is safe.
+/// A microkernel. It holds the token that proves its instruction set, so that [`Microkernel::scan`] is a safe function.
 pub(crate) trait Microkernel: Copy + Send + Sync {
     /// Rows of a query panel, at most [`MAX_MR`].
     const MR: usize;
@@ -135,7 +136,7 @@ pub(crate) trait Microkernel: Copy + Send + Sync {
     const COLUMNS: usize = <Self::Encoding as Encoding>::COLUMNS;
     /// One code of a row.
     type Code: Default + Stored;
-    /// How the rows of its panels are encoded.
+    /// The encoding of its panels.
     type Encoding: Encoding<Code = Self::Code>;
 
     /// Report every pair whose key reaches its threshold (see [`Thresholds`]).
@@ -145,8 +146,8 @@ pub(crate) trait Microkernel: Copy + Send + Sync {
     const SCAN_SYMMETRIC: Option<ScanSymmetric<Self>> = None;
 }
 
-/// A scan that reports a pair if either row may be a neighbour of the other: if its key reaches its threshold, or its key with
-/// the sides exchanged does (see [`Transposed`]).
+/// A scan that reports a pair if either row may be a neighbour of the other: if its key reaches the threshold of the query
+/// row, or its key with the sides exchanged reaches that of the reference row (see [`Transposed`]).
 pub(crate) type ScanSymmetric<K> = fn(
     K,
     &QueryPanel<'_, <K as Microkernel>::Code>,
@@ -155,34 +156,33 @@ pub(crate) type ScanSymmetric<K> = fn(
     &mut CandidateLists,
 );
 
-/// The other side of a symmetric tile: its reference rows as queries, its query rows as references. The products and their
-/// error are the same both ways; only the offset and the floor are those of the other side (`docs/exactness.md`, "Symmetric
-/// tiles").
+/// The other side of a symmetric tile: its reference rows as queries, its query rows as references. Products and their errors
+/// are the same; only offsets and floors are those of the other side (`docs/exactness.md`, "Symmetric tiles").
 pub(crate) struct Transposed<'a> {
     /// The offset of query row `m` as a reference row.
     offset: [f32; MAX_MR],
     /// [`PanelTerms::c`] of query row `m` as a reference row; infinite if the row could not be encoded as one.
     c: [f32; MAX_MR],
-    /// `[panel of the run][NR]`: the floor of each reference row as a query. Counted from the first panel of the run.
+    /// `[panel of the run][NR]`: the floor of each reference row as a query, from the first panel of the run.
     pub(crate) floors: &'a [f32],
 }
 
 impl<'a> Transposed<'a> {
-    /// Floors for the reference rows, and no query row that is a reference row.
+    /// Floors of the reference rows; all query rows closed: their offset of infinity reaches no floor.
     pub(crate) fn closed(floors: &'a [f32]) -> Self {
         Self { offset: [f32::INFINITY; MAX_MR], c: [0.0; MAX_MR], floors }
     }
 
-    /// Make query row `m` a reference row with this offset, of a panel with these terms.
+    /// Open query row `m` as a reference row with this offset, of a panel with these terms.
     #[inline(always)]
     pub(crate) fn open(&mut self, m: usize, offset: f32, terms: PanelTerms) {
         self.offset[m] = offset;
-        // The tile has the row's codes as a query. Only the terms show that it could not be encoded as a reference.
+        // The codes in the tile are those of the row as a query. Infinite terms show that it has none as a reference.
         self.c[m] = if terms.a.is_finite() && terms.b.is_finite() { terms.c } else { f32::INFINITY };
     }
 
-    /// For each query row as a reference: its offset less the error of its keys with a panel, so that `dot - offset` is not
-    /// below the exact key and is compared with the floor itself. (`-t` in `docs/exactness.md`.)
+    /// For each query row as a reference, its offset less the error of its keys with a panel (`-t` in `docs/exactness.md`).
+    /// With it, `dot - offset` is at least the exact key and is compared with the floor itself.
     #[inline(always)]
     pub(super) fn for_panel(&self, thresholds: &Thresholds, terms: PanelTerms, least_offsets: &mut [f32; MAX_MR]) {
         for m in 0..MAX_MR {
@@ -196,13 +196,13 @@ impl<'a> Transposed<'a> {
 pub(crate) struct QueryPanel<'a, C> {
     /// `[step][MR]`.
     pub(crate) codes: &'a [C],
-    /// What the keys of each row are compared with.
+    /// The thresholds of each row, before the terms of a panel.
     pub(crate) thresholds: &'a Thresholds,
 }
 
-/// What thresholds are computed from. The threshold of query row `m` and panel `p` is
-/// `floor[m] - (alpha[m] * a[p] + beta[m] * b[p] + c[p])`: the floor that exact keys must reach, less the error of computed
-/// ones. A row with a key below it cannot be a result.
+/// The terms of the thresholds of a query panel. The threshold of query row `m` and panel `p` is
+/// `floor[m] - (alpha[m] * a[p] + beta[m] * b[p] + c[p])`: the floor for exact keys, less the error of computed keys. A row
+/// whose computed key is below it has an exact key below the floor and is rejected.
 #[derive(Debug, Clone)]
 pub(crate) struct Thresholds {
     pub(crate) floor: [f32; MAX_MR],
@@ -211,18 +211,18 @@ pub(crate) struct Thresholds {
     /// [`QueryTerms::scale`] and [`QueryTerms::bias`] of each row.
     pub(crate) scale: [f32; MAX_MR],
     pub(crate) bias: [i32; MAX_MR],
-    /// One more than the last open row: a kernel may skip the rows behind.
+    /// One more than the last open row: a kernel may skip the rows after it.
     pub(crate) rows: usize,
 }
 
 impl Thresholds {
-    /// All rows closed: no key reaches their thresholds.
+    /// All rows closed: no key reaches a threshold of infinity.
     pub(crate) fn closed() -> Self {
         let zeros = [0.0; MAX_MR];
         Self { floor: [f32::INFINITY; MAX_MR], alpha: zeros, beta: zeros, scale: zeros, bias: [0; MAX_MR], rows: 0 }
     }
 
-    /// Open row `m` for keys that may reach `floor`.
+    /// Open row `m` for keys that reach `floor`.
     #[inline(always)]
     pub(crate) fn open(&mut self, m: usize, floor: f32, terms: QueryTerms) {
         self.floor[m] = floor;
@@ -233,7 +233,7 @@ impl Thresholds {
         self.rows = self.rows.max(m + 1);
     }
 
-    /// Write the thresholds of all rows for a panel.
+    /// Compute the thresholds of all rows for a panel.
     #[inline(always)]
     pub(crate) fn for_panel(&self, terms: PanelTerms, thresholds: &mut [f32; MAX_MR]) {
         for m in 0..MAX_MR {
@@ -242,17 +242,17 @@ impl Thresholds {
     }
 }
 
-/// Which panels of a range a run visits.
+/// Which panels of a range are scanned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Visit {
     All,
     /// Every [`SAMPLE_STRIDE`]-th panel.
     Sample,
-    /// The panels that [`Visit::Sample`] leaves out.
+    /// All panels but those of [`Visit::Sample`].
     Rest,
 }
 
-/// One panel in this many belongs to the sample.
+/// One panel in `SAMPLE_STRIDE` belongs to the sample.
 pub(crate) const SAMPLE_STRIDE: usize = 8;
 
 impl Visit {
@@ -266,7 +266,7 @@ impl Visit {
     }
 }
 
-/// Reference panels, and which of them to scan: at most [`MAX_RUN`].
+/// Reference panels, and a range of them to scan, at most [`MAX_RUN`].
 pub(crate) struct PanelRun<'a, C> {
     /// `[panel][step][NR]`, all panels.
     pub(crate) codes: &'a [C],
@@ -274,14 +274,14 @@ pub(crate) struct PanelRun<'a, C> {
     pub(crate) offsets: &'a [f32],
     /// `[panel][NR]`: see [`ReferenceTerms::scale`].
     pub(crate) scales: &'a [f32],
-    /// One a panel.
+    /// One per panel.
     pub(crate) terms: &'a [PanelTerms],
     pub(crate) start: usize,
     pub(crate) end: usize,
     pub(crate) visit: Visit,
 }
 
-/// The reference rows that a scan reported, with their keys: one list for each row of the query panel.
+/// The candidates that a scan has reported: a list of reference rows with their keys for each row of the query panel.
 pub(crate) struct CandidateLists {
     capacity: usize,
     len: [usize; MAX_MR],
@@ -290,7 +290,7 @@ pub(crate) struct CandidateLists {
 }
 
 impl CandidateLists {
-    /// Length of [`CandidateLists::tail`]: lanes of the widest vector, which is stored whole whatever it reports.
+    /// Length of [`CandidateLists::tail`]: the lanes of the widest vector, which is always stored completely.
     pub(crate) const SLACK: usize = 16;
 
     /// Lists with room for all rows of the longest run of panels of `nr` rows.
@@ -299,39 +299,39 @@ impl CandidateLists {
         Self { capacity, len: [0; MAX_MR], rows: vec![0; mr * capacity], keys: vec![0.0; mr * capacity] }
     }
 
-    /// Lists of `lanes` queries that take up to `rows` rows each.
+    /// Lists of `lanes` queries with room for `rows` rows each.
     pub(crate) fn of_rows(lanes: usize, rows: usize) -> Self {
         let capacity = rows + Self::SLACK;
         Self { capacity, len: [0; MAX_MR], rows: vec![0; lanes * capacity], keys: vec![0.0; lanes * capacity] }
     }
 
-    /// Rows and keys reported for query row `m`.
+    /// Rows and keys of query row `m`.
     #[inline(always)]
     pub(crate) fn list(&self, m: usize) -> (&[u32], &[f32]) {
         let range = m * self.capacity..m * self.capacity + self.len[m];
         (&self.rows[range.clone()], &self.keys[range])
     }
 
-    /// Empty the list of query row `m`.
+    /// Clear the list of query row `m`.
     #[inline(always)]
     pub(crate) fn clear(&mut self, m: usize) {
         self.len[m] = 0;
     }
 
-    /// Keep the pairs of query row `m` whose row passes, in their order.
+    /// Keep the pairs of query row `m` whose row satisfies `keep`, in their order.
     pub(crate) fn retain(&mut self, m: usize, keep: impl Fn(u32) -> bool) {
         let start = m * self.capacity;
-        let mut kept = start;
+        let mut end = start;
         for at in start..start + self.len[m] {
             if keep(self.rows[at]) {
-                (self.rows[kept], self.keys[kept]) = (self.rows[at], self.keys[at]);
-                kept += 1;
+                (self.rows[end], self.keys[end]) = (self.rows[at], self.keys[at]);
+                end += 1;
             }
         }
-        self.len[m] = kept - start;
+        self.len[m] = end - start;
     }
 
-    /// Report a run of rows without keys.
+    /// Add consecutive rows without keys to the list of query row `m`.
     pub(crate) fn extend(&mut self, m: usize, rows: std::ops::Range<u32>) {
         let (at, count) = (m * self.capacity + self.len[m], rows.len());
         for (place, row) in self.rows[at..at + count].iter_mut().zip(rows) {
@@ -364,14 +364,14 @@ impl CandidateLists {
         self.len[m] += count;
     }
 
-    /// The rows reported for query row `m`.
+    /// The rows of query row `m`.
     #[inline(always)]
     pub(crate) fn rows(&self, m: usize) -> &[u32] {
         let at = m * self.capacity;
         &self.rows[at..at + self.len[m]]
     }
 
-    /// Rows and keys of the list of query row `m`. Empties the list.
+    /// Rows and keys of query row `m`. Clears the list.
     #[cfg(test)]
     pub(crate) fn take(&mut self, m: usize) -> (&[u32], &[f32]) {
         let (at, len) = (m * self.capacity, std::mem::take(&mut self.len[m]));

@@ -5,8 +5,8 @@
 //! EXACTKNN_SIMD / set_level(name) ──────────────┴──> Simd ──> tokens: Avx2, Avx512, ...
 //! ```
 //!
-//! A value of [`Simd`] or of a token exists only if the CPU has the features. Unsafe code that needs an instruction set takes
-//! a token, never a [`Level`].
+//! A value of [`Simd`] or of a token exists only if the CPU has the features. Unsafe code that uses an instruction set takes
+//! a token, never a [`Level`]: then its safety does not depend on the caller.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -59,13 +59,13 @@ impl Features {
     }
 }
 
-/// An instruction set that the crate has kernels for. A level is a set of features, without an order: it need not include
-/// the levels before it.
+/// An instruction set with kernels of its own. A level is a set of features and levels have no order: a level need not
+/// include the levels before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[repr(u8)]
 pub enum Level {
-    /// Plain Rust: whatever the compilation target guarantees.
+    /// Plain Rust: the features of the compilation target.
     Scalar = 1,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2 = 2,
@@ -78,7 +78,7 @@ pub enum Level {
 }
 
 impl Level {
-    /// Every level, slowest first, whether this CPU has it or not.
+    /// All levels, slowest first, available on this CPU or not.
     pub const ALL: [Self; 5] = [Self::Scalar, Self::Avx2, Self::AvxVnni, Self::Avx512, Self::Avx512Vnni];
 
     /// The name used by the environment variable and the API.
@@ -92,19 +92,19 @@ impl Level {
         }
     }
 
-    /// The features that the level uses.
+    /// The features of the level.
     pub(super) const fn features(self) -> Features {
         match self {
             Self::Scalar => Features::NONE,
             Self::Avx2 => Features::AVX2,
             Self::AvxVnni => Features::AVX_VNNI,
             Self::Avx512 => Features::AVX512,
-            // Not AVX-VNNI, which a CPU with AVX-512 VNNI need not have.
+            // Without AVX-VNNI: a CPU with AVX-512 VNNI need not have it.
             Self::Avx512Vnni => Features::AVX512_VNNI,
         }
     }
 
-    /// Whether this CPU can run the level. The answer never changes within a process.
+    /// Whether this CPU can run the level. It never changes within a process.
     pub fn is_available(self) -> bool {
         Features::detect().contains(self.features())
     }
@@ -130,7 +130,7 @@ impl Level {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Simd {
     level: Level,
-    /// `level.features()`, kept so that asking for a token is one test of bits.
+    /// `level.features()`, stored so that getting a token is one bit test.
     features: Features,
 }
 
@@ -151,7 +151,7 @@ pub struct Avx512(());
 pub struct Avx512Vnni(());
 
 impl Simd {
-    /// The proof, if the CPU has the level.
+    /// The proof, if this CPU has the level.
     pub fn new(level: Level) -> Option<Self> {
         level.is_available().then(|| Self::proved(level))
     }
@@ -166,51 +166,51 @@ impl Simd {
         self.level
     }
 
-    /// A token for AVX2 kernels, where this level includes AVX2.
+    /// A token for AVX2 kernels, if this level includes AVX2.
     pub fn avx2(self) -> Option<Avx2> {
         self.features.contains(Features::AVX2).then_some(Avx2(()))
     }
 
-    /// A token for AVX-VNNI kernels, where this level includes AVX-VNNI.
+    /// A token for AVX-VNNI kernels, if this level includes AVX-VNNI.
     pub fn avx_vnni(self) -> Option<AvxVnni> {
         self.features.contains(Features::AVX_VNNI).then_some(AvxVnni(()))
     }
 
-    /// A token for AVX-512 VNNI kernels, where this level includes AVX-512 VNNI.
+    /// A token for AVX-512 VNNI kernels, if this level includes AVX-512 VNNI.
     pub fn avx512_vnni(self) -> Option<Avx512Vnni> {
         self.features.contains(Features::AVX512_VNNI).then_some(Avx512Vnni(()))
     }
 
-    /// A token for AVX-512 kernels, where this level includes AVX-512.
+    /// A token for AVX-512 kernels, if this level includes AVX-512.
     pub fn avx512(self) -> Option<Avx512> {
         self.features.contains(Features::AVX512).then_some(Avx512(()))
     }
 }
 
 impl AvxVnni {
-    /// The features that these imply.
+    /// The token of the features that AVX-VNNI implies.
     pub fn avx2(self) -> Avx2 {
         Avx2(())
     }
 }
 
 impl Avx512Vnni {
-    /// The features that these imply.
+    /// The token of the features that AVX-512 VNNI implies.
     pub fn avx512(self) -> Avx512 {
         Avx512(())
     }
 }
 
-/// The level set by [`set_level`]; 0 while none is set.
+/// The level set by [`set_level`]; 0 if none is set.
 static CHOSEN: AtomicU8 = AtomicU8::new(0);
 
-/// Name of the environment variable that picks a level.
+/// The environment variable that selects a level.
 pub const LEVEL_VARIABLE: &str = "EXACTKNN_SIMD";
 
-/// The level that searches use now: the one set, else the one named by `EXACTKNN_SIMD`, else the best.
+/// The level of new searches: the one set by [`set_level`], else the one named by `EXACTKNN_SIMD`, else the best.
 ///
 /// # Errors
-/// [`Error::UnavailableLevel`] when the environment names a level that does not exist or that this CPU lacks.
+/// [`Error::UnavailableLevel`] if the environment names a level that does not exist or that this CPU lacks.
 pub fn active() -> Result<Simd> {
     let chosen = CHOSEN.load(Ordering::Relaxed);
     if let Some(level) = Level::ALL.into_iter().find(|&level| level as u8 == chosen) {
@@ -224,7 +224,7 @@ pub fn active() -> Result<Simd> {
     }
 }
 
-/// Make searches use the level of this name; `None` goes back to the environment or the best.
+/// Set the level of new searches by name; `None` resets to the environment or the best.
 ///
 /// # Errors
 /// [`Error::UnavailableLevel`] for a name that does not exist or that this CPU lacks.
@@ -237,10 +237,10 @@ pub fn set_level(name: Option<&str>) -> Result<()> {
     Ok(())
 }
 
-/// Compile one body for every level and choose at run time.
+/// Compile one body for every level and select a copy at run time.
 ///
-/// The body is plain Rust without fused operations, so each copy returns the same bits; only its speed differs. The
-/// first argument of the generated function is a [`Simd`].
+/// The body is plain Rust without fused operations, so all copies return the same bits and differ in speed only. The first
+/// argument of the generated function is a [`Simd`].
 macro_rules! multiversion {
     ($(#[$meta:meta])* $vis:vis fn $name:ident $(<$($gen:ident : $bound:path),+>)? ($($arg:ident : $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {
         $(#[$meta])*
@@ -260,11 +260,11 @@ macro_rules! multiversion {
                 fn avx2 $(<$($gen: $bound),+>)? ($($arg: $ty),*) $(-> $ret)? { body $(::<$($gen),+>)? ($($arg),*) }
 
                 if simd.avx512().is_some() {
-                    // SAFETY: the token proves that the CPU has the features that the copy was compiled for.
+                    // SAFETY: the token proves that the CPU has the features for which the copy is compiled.
                     return unsafe { avx512 $(::<$($gen),+>)? ($($arg),*) };
                 }
                 if simd.avx2().is_some() {
-                    // SAFETY: as above.
+                    // SAFETY: the token proves AVX2, FMA and F16C.
                     return unsafe { avx2 $(::<$($gen),+>)? ($($arg),*) };
                 }
             }
@@ -279,11 +279,11 @@ pub(crate) use multiversion;
 mod tests {
     use super::*;
 
-    /// Every set of features, as a level appended later might have it: a token comes from the set alone.
+    /// All sets of features, as a future level might have them: a token depends on the set alone.
     #[test]
     fn a_token_needs_its_features() {
         for set in 0..16 {
-            // The level is the last one, so that a comparison of levels would hand out every token.
+            // With the last level, so that a comparison of levels would return every token.
             let simd = Simd { level: Level::Avx512Vnni, features: Features(set) };
             let has = |bits| set & bits == bits;
             assert_eq!(simd.avx2().is_some(), has(0b0001), "{set:04b}");

@@ -1,47 +1,47 @@
-//! The float32 kernels of the Minkowski metrics that are not Euclidean, in plain Rust.
+//! The float32 kernels of the Lp metrics other than the Euclidean one, in plain Rust.
 //!
 //! ```text
 //! cityblock   one pass over the columns     sum |q - r|
 //! Chebyshev   one pass                      max |q - r|
 //! Minkowski   two passes                    M = max |q - r|, then M (sum (|q - r| / M)^p)^(1/p), p at least 1
-//!             key = minus that, the larger the nearer
+//!             key = the negated distance: the larger, the nearer
 //! ```
 //!
-//! A term takes three to forty instructions where a product takes one, and the compiler vectorises them; so there is one
-//! source, compiled for each level. The error of a key is relative to the key itself (`bound::lp_relative_error`), except
-//! for the rounding of the rows, which is in the terms of the panels.
+//! A term takes three to forty instructions, where a product takes one, and the compiler vectorises them. So there is one
+//! source, compiled for each level, and no intrinsics. The error of a key is relative to the key itself
+//! (`bound::lp_relative_error`), except for the rounding of the rows, which is in the terms of the panels.
 //!
 //! Offsets are not read: a missing row of the last panel has the key of a row of zeros, and the caller drops it.
 //!
-//! Division by `M` keeps every power in range for any `p`: the sum lies between 1 and the number of columns.
+//! Dividing by `M` keeps every power in range for any `p`: the sum is between 1 and the number of columns.
 
 use crate::arch::kernel::{CandidateLists, MAX_MR, Microkernel, MinkowskiFloat32, PanelRun, QueryPanel};
 use crate::arch::level::{Simd, multiversion};
 use crate::metric::Metric;
 
-/// What is summed over the columns.
+/// A distance between rows.
 trait Shape: Copy + Send + Sync + 'static {
     /// Distances of `MR` query rows, interleaved, and `NR` reference rows.
     fn tile<const NR: usize>(self, q: &[f32], r: &[f32]) -> [[f32; NR]; MR];
 }
 
-/// Rows of a query panel. With [`WIDE`] their sums take eight registers of AVX2 and leave room for the rest.
+/// Rows of a query panel. With [`WIDE`], their sums take eight of the sixteen AVX2 registers; the terms need the others.
 const MR: usize = 4;
 
-/// What is done with the differences of one query row and one column. A trait and not a closure: a closure that is not inlined
-/// into the copy for a level is compiled without that level's instructions.
+/// The accumulation of the differences `t` of one query row and one column. A trait and not a closure: a closure that is not
+/// inlined into the copy for a level is compiled without that level's instructions.
 trait Accumulate<const NR: usize> {
     fn take(&self, m: usize, sums: &mut [f32; NR], t: [f32; NR]);
 }
 
-/// Fold `step` over the differences of a tile.
+/// Fold `step` over the columns of a tile.
 #[inline(always)]
 fn fold<const NR: usize>(q: &[f32], r: &[f32], step: impl Accumulate<NR>) -> [[f32; NR]; MR] {
     let mut tile = [[0.0f32; NR]; MR];
     let (q, _) = q.as_chunks::<MR>();
     let (r, _) = r.as_chunks::<NR>();
     for (q, r) in q.iter().zip(r) {
-        // Written out: in a loop the compiler would vectorise over the rows, with a gather for each sum.
+        // Unrolled by hand: in a loop the compiler vectorises over the query rows, with a gather for each sum.
         step.take(0, &mut tile[0], differences(q[0], r));
         step.take(1, &mut tile[1], differences(q[1], r));
         step.take(2, &mut tile[2], differences(q[2], r));
@@ -50,6 +50,7 @@ fn fold<const NR: usize>(q: &[f32], r: &[f32], step: impl Accumulate<NR>) -> [[f
     tile
 }
 
+/// The absolute differences of one column: of a query row and all reference rows of the panel.
 #[inline(always)]
 fn differences<const NR: usize>(q: f32, r: &[f32; NR]) -> [f32; NR] {
     let mut t = [0.0f32; NR];
@@ -59,6 +60,7 @@ fn differences<const NR: usize>(q: f32, r: &[f32; NR]) -> [f32; NR] {
     t
 }
 
+/// Adds the differences.
 struct Sum;
 
 impl<const NR: usize> Accumulate<NR> for Sum {
@@ -70,12 +72,14 @@ impl<const NR: usize> Accumulate<NR> for Sum {
     }
 }
 
+/// Keeps the largest difference.
 struct Max;
 
 impl<const NR: usize> Accumulate<NR> for Max {
     #[inline(always)]
     fn take(&self, _: usize, largest: &mut [f32; NR], t: [f32; NR]) {
         for n in 0..NR {
+            // As a comparison and not `f32::max`, which also handles NaN and takes three instructions.
             largest[n] = if t[n] > largest[n] { t[n] } else { largest[n] };
         }
     }
@@ -118,16 +122,16 @@ impl Shape for Chebyshev {
     }
 }
 
-/// A way to raise numbers between 0 and 1 to a power.
+/// Powers of numbers between 0 and 1.
 trait Powers: Copy + Send + Sync + 'static {
     /// The exponent, at least 1.
     fn exponent(self) -> f32;
 
-    /// `x` raised to it.
+    /// `x` to the power of the exponent.
     fn of(self, x: f32) -> f32;
 }
 
-/// By logarithms: any exponent.
+/// By logarithms, for any exponent.
 #[derive(Debug, Clone, Copy)]
 struct Logarithms {
     p: f32,
@@ -145,7 +149,7 @@ impl Powers for Logarithms {
     }
 }
 
-/// By products: the exponent `HALVES / 2` for 3, 6 and 8 halves.
+/// By products, for the common exponents 3/2, 3 and 4: `HALVES / 2`. They take a few instructions instead of about forty.
 #[derive(Debug, Clone, Copy)]
 struct Products<const HALVES: u32>;
 
@@ -170,13 +174,15 @@ impl<const HALVES: u32> Powers for Products<HALVES> {
 #[derive(Debug, Clone, Copy)]
 struct Minkowski<P>(P);
 
-/// A largest difference below this is taken as the distance: the two differ by less than the slack of every key.
+/// If the largest difference is at most this, it is taken for the distance: the error is below the slack of every key, and
+/// its inverse could be infinite.
 const NEGLIGIBLE: f32 = 1.0 / (1u128 << 120) as f32;
 
 impl<P: Powers> Shape for Minkowski<P> {
     #[inline(always)]
     fn tile<const NR: usize>(self, q: &[f32], r: &[f32]) -> [[f32; NR]; MR] {
         let largest: [[f32; NR]; MR] = fold(q, r, Max);
+        // A second pass over codes that are in the first-level cache: dividing by `M` needs all columns first.
         let mut inverse = [[0.0f32; NR]; MR];
         for m in 0..MR {
             for n in 0..NR {
@@ -195,7 +201,7 @@ impl<P: Powers> Shape for Minkowski<P> {
     }
 }
 
-/// `log2(x)` of a positive normal number, off by at most `2^-20 + 2^-23 |log2 x|`; below -125 of 0 and subnormal numbers.
+/// `log2(x)` of a positive normal number with an error of at most `2^-20 + 2^-23 |log2 x|`; below -125 for 0 and denormals.
 #[inline(always)]
 fn log2(x: f32) -> f32 {
     // x = 2^e m with m in [sqrt(1/2), sqrt(2)); log2 m is a polynomial without constant term in m - 1.
@@ -210,11 +216,12 @@ fn log2(x: f32) -> f32 {
     sum * f + e as f32
 }
 
-/// `2^x` for x up to 100, off by at most a relative `2^-20`; at most `2^-124` for x below -125.
+/// `2^x` for `x` up to 100 with a relative error of at most `2^-20`; at most `2^-124` for `x` below -125.
 #[inline(always)]
 fn exp2(x: f32) -> f32 {
-    // Added to `x`, it leaves the nearest whole number in the last bits.
+    // Added to `x`, it leaves the nearest integer in the low bits of the sum, which are then added to the exponent.
     const WHOLE: f32 = (3u32 << 22) as f32;
+    // Below, the exponent would wrap around. Also for NaN, which the comparison replaces.
     let x = if x > -125.0 { x } else { -125.0 };
     let shifted = x + WHOLE;
     let f = x - (shifted - WHOLE);
@@ -225,8 +232,8 @@ fn exp2(x: f32) -> f32 {
     f32::from_bits(sum.to_bits().wrapping_add(shifted.to_bits() << 23))
 }
 
-/// The kernel; `NR` is [`WIDE`] or [`NARROW`]. The metric is a value and not a type, since the search around a kernel is compiled
-/// for each type. Only Chebyshev's distance (`CHEBYSHEV`) has a type of its own, as its encoding has other error terms.
+/// The kernel; `NR` is [`WIDE`] or [`NARROW`]. The metric is a value and not a type, since the engine around a kernel is
+/// compiled for each type. Only `CHEBYSHEV` has a type of its own: its encoding has other error terms.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LpF32<const NR: usize, const CHEBYSHEV: bool> {
     pub(crate) simd: Simd,
@@ -271,9 +278,9 @@ impl<const NR: usize, const CHEBYSHEV: bool> Microkernel for LpF32<NR, CHEBYSHEV
     }
 }
 
-/// Rows of a reference panel for AVX2 and above.
+/// Rows of a reference panel for AVX2 and AVX-512.
 pub(crate) const WIDE: usize = 16;
-/// Rows of a reference panel for vectors of 128 bits.
+/// Rows of a reference panel for 128-bit vectors.
 pub(crate) const NARROW: usize = 8;
 
 multiversion! {
@@ -282,6 +289,7 @@ multiversion! {
     }
 }
 
+/// The scan of a run; see [`Microkernel::scan`].
 #[inline(always)]
 fn scan<S: Shape, const NR: usize>(
     shape: S,
@@ -299,9 +307,10 @@ fn scan<S: Shape, const NR: usize>(
         let tile = shape.tile::<NR>(query.codes, codes);
         query.thresholds.for_panel(run.terms[p], &mut thresholds);
         for (m, distances) in tile.iter().enumerate() {
+            // First whether any key is reported: this loop has no branch, so it is vectorised, and usually the answer is no.
             let mut any = false;
             for distance in distances {
-                // Not `>=`: a key that is not a number must be reported.
+                // Not `>=`: a NaN key must be reported.
                 #[expect(clippy::neg_cmp_op_on_partial_ord, reason = "NaN must pass")]
                 let reaches = !(-distance < thresholds[m]);
                 any |= reaches;
@@ -327,7 +336,7 @@ mod tests {
     const U32: f64 = f32::EPSILON as f64 / 2.0;
     const SMALL: f64 = 1.0 / (1u64 << 20) as f64;
 
-    /// Every mantissa, at exponents where the sum with the exponent rounds finely and coarsely.
+    /// Every mantissa, at exponents for which adding the exponent rounds finely and coarsely.
     #[test]
     fn logarithms_keep_their_bound() {
         for exponent in [-126, -64, -3, -1, 0, 5] {

@@ -7,6 +7,9 @@
 //! scalar, x86_64  the vectors and the kernels of each instruction set
 //! minkowski_f32   distances that are not sums of products: plain Rust, compiled for each level
 //! ```
+//!
+//! A kernel is chosen once per search, by [`WithKernel`]; everything inside the scan of a run is then monomorphic and
+//! inlined.
 
 mod generic;
 pub(crate) mod kernel;
@@ -28,7 +31,7 @@ pub(crate) trait WithKernel {
     fn run<K: Microkernel + 'static>(self, kernel: K) -> Self::Output;
 }
 
-/// Do `work` with the float32 kernel of a level.
+/// Run `work` with the float32 kernel of a level.
 pub(crate) fn with_float32<W: WithKernel>(simd: Simd, work: W) -> W::Output {
     #[cfg(target_arch = "x86_64")]
     {
@@ -49,10 +52,11 @@ pub(crate) fn has_int8(level: Level) -> bool {
     features.contains(Features::AVX512_VNNI) || features.contains(Features::AVX_VNNI)
 }
 
-/// Do `work` with the int8 kernel of a level, or with its float32 kernel where it has none.
+/// Run `work` with the int8 kernel of a level, or with its float32 kernel if it has none.
 pub(crate) fn with_int8<W: WithKernel>(simd: Simd, work: W) -> W::Output {
     #[cfg(target_arch = "x86_64")]
     {
+        // The wider vectors first.
         if let Some(token) = simd.avx512_vnni() {
             return work.run(x86_64::vnni::Avx512VnniI8(token));
         }
@@ -63,9 +67,9 @@ pub(crate) fn with_int8<W: WithKernel>(simd: Simd, work: W) -> W::Output {
     with_float32(simd, work)
 }
 
-/// Do `work` with the float32 kernel of a level for a Minkowski metric.
+/// Run `work` with the float32 kernel of a level for an Lp metric.
 pub(crate) fn with_minkowski<W: WithKernel>(simd: Simd, metric: Metric, work: W) -> W::Output {
-    // The compiler vectorises these: the wide tile pays where vectors have eight lanes.
+    // The compiler vectorises these kernels: the wide tile pays if vectors have at least eight lanes.
     match (metric == Metric::Chebyshev, simd.avx2().is_some()) {
         (true, true) => work.run(LpF32::<WIDE, true> { simd, metric }),
         (true, false) => work.run(LpF32::<NARROW, true> { simd, metric }),
@@ -74,7 +78,8 @@ pub(crate) fn with_minkowski<W: WithKernel>(simd: Simd, metric: Metric, work: W)
     }
 }
 
-/// Sums over the columns of sixteen queries with four rows: of `q r` with `PRODUCTS`, else of `-(q - r)^2`.
+/// Sums over the columns for sixteen queries and four rows: of `q r` with `PRODUCTS`, else of `-(q - r)^2`, so that the
+/// larger is the nearer in both cases.
 pub(crate) fn unpacked_sums<const PRODUCTS: bool>(
     simd: Simd,
     columns: &[[f32; UNPACKED_LANES]],

@@ -1,13 +1,17 @@
-//! Plain Rust: the vectors and the float32 kernel that every CPU runs.
+//! Plain Rust: vectors and the float32 kernel for every CPU.
 //!
 //! A vector is an array of four numbers, which the compiler keeps in one of the 128-bit registers that x86-64 and aarch64
-//! guarantee. A tile of 4 x 8 keys takes eight of x86-64's sixteen registers.
+//! guarantee. A tile of 4 x 8 keys takes eight of the sixteen registers of x86-64.
+//!
+//! This level is for CPUs without AVX2, and the reference for the tests of all others: it has no intrinsics and no unsafe
+//! code. Its keys may differ from those of other levels in their last bits, since sums are not fused. The bound covers both,
+//! and results do not depend on keys.
 
 use crate::arch::generic::{self, Float32Products, Vector};
 use crate::arch::kernel::{CandidateLists, Float32, Microkernel, PanelRun, QueryPanel};
 use crate::arch::kernel::{UNPACKED_LANES, UNPACKED_ROWS, UnpackedSums};
 
-/// Needs no proof: it uses nothing beyond the compilation target.
+/// The token of this level. Anyone may make it: the operations need nothing beyond the compilation target.
 #[derive(Clone, Copy)]
 struct Portable;
 
@@ -42,7 +46,7 @@ impl Vector for Portable {
         [x[0] * y[0], x[1] * y[1], x[2] * y[2], x[3] * y[3]]
     }
 
-    // Two roundings: the fused operation is a call where the target does not guarantee the instruction.
+    // Two roundings: a fused multiply-add is a library call if the target does not guarantee the instruction.
     #[inline(always)]
     fn mul_add(self, x: [f32; LANES], y: [f32; LANES], z: [f32; LANES]) -> [f32; LANES] {
         [x[0] * y[0] + z[0], x[1] * y[1] + z[1], x[2] * y[2] + z[2], x[3] * y[3] + z[3]]
@@ -60,9 +64,10 @@ impl Vector for Portable {
 
     #[inline(always)]
     fn not_less(self, x: [f32; LANES], y: [f32; LANES]) -> u32 {
+        // `!(x < y)` and not `x >= y`: they differ for NaN.
         let mut over = 0;
         for lane in 0..LANES {
-            #[expect(clippy::neg_cmp_op_on_partial_ord, reason = "a lane that is not a number is set")]
+            #[expect(clippy::neg_cmp_op_on_partial_ord, reason = "the bit of a NaN lane is set")]
             let bit = !(x[lane] < y[lane]);
             over |= u32::from(bit) << lane;
         }
@@ -71,6 +76,7 @@ impl Vector for Portable {
 
     #[inline(always)]
     fn report(self, candidates: &mut CandidateLists, m: usize, first: u32, over: u32, keys: [f32; LANES]) {
+        // Lane by lane: candidates ascend.
         for lane in 0..LANES {
             if over >> lane & 1 == 1 {
                 candidates.push(m, first + lane as u32, keys[lane]);
@@ -83,6 +89,7 @@ impl Vector for Portable {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ScalarF32;
 
+// Eight accumulators leave half of the registers for codes and for what the compiler needs.
 const MR: usize = 4;
 const NR: usize = 2 * LANES;
 
@@ -93,6 +100,7 @@ impl Microkernel for ScalarF32 {
     type Encoding = Float32;
 
     fn scan(self, query: &QueryPanel<'_, f32>, run: &PanelRun<'_, f32>, candidates: &mut CandidateLists) {
+        // Always all rows: this level has no variant for few queries.
         generic::scan::<_, MR, NR, MR>(Float32Products(Portable), query, run, None, candidates);
     }
 }
@@ -103,7 +111,7 @@ pub(super) fn unpacked_sums<const PRODUCTS: bool>(
     rows: [&[f32]; UNPACKED_ROWS],
 ) -> UnpackedSums {
     const PARTS: usize = UNPACKED_LANES / LANES;
-    // Two rows at a time: eight vectors of sums, as in a tile.
+    // Two rows at a time: eight vectors of sums, as in a tile. All four would need sixteen registers for sums alone.
     let [a, b, c, d] = rows;
     let [a, b] = generic::unpacked_sums::<_, PARTS, 2, PRODUCTS>(Portable, columns, [a, b]);
     let [c, d] = generic::unpacked_sums::<_, PARTS, 2, PRODUCTS>(Portable, columns, [c, d]);

@@ -1,4 +1,12 @@
 //! AVX2 and FMA: vectors of eight numbers, the float32 kernel, and sums over unpacked rows.
+//!
+//! ```text
+//! Vector for Avx2 ──> generic::scan, with #[target_feature]          ──> Avx2F32
+//!                 └─> generic::unpacked_sums, with #[target_feature] ──> unpacked_sums
+//! ```
+//!
+//! The methods of the vector are `#[inline(always)]`, which a function with `#[target_feature]` cannot be; so they have no
+//! features of their own, and the token makes their unsafe calls sound.
 
 use std::arch::x86_64::*;
 
@@ -25,19 +33,20 @@ impl Vector for Avx2 {
     #[inline(always)]
     fn load(self, numbers: &[f32]) -> __m256 {
         let numbers: &[f32; LANES] = numbers.first_chunk().expect("a vector of numbers");
-        // SAFETY: `self` proves AVX2, and there are LANES numbers.
+        // SAFETY: `self` proves AVX2, and `numbers` has LANES numbers; the load need not be aligned.
         unsafe { _mm256_loadu_ps(numbers.as_ptr()) }
     }
 
     #[inline(always)]
     fn store(self, x: __m256, numbers: &mut [f32]) {
         let numbers: &mut [f32; LANES] = numbers.first_chunk_mut().expect("room for a vector");
-        // SAFETY: `self` proves AVX2, and there is room for LANES numbers.
+        // SAFETY: `self` proves AVX2, and `numbers` has room for LANES numbers; the store need not be aligned.
         unsafe { _mm256_storeu_ps(numbers.as_mut_ptr(), x) }
     }
 
     #[inline(always)]
     fn not_less(self, x: __m256, y: __m256) -> u32 {
+        // NLT_UQ: "not less than, or unordered", true for NaN, and quiet.
         // SAFETY: `self` proves AVX2.
         unsafe { _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_NLT_UQ>(x, y)) as u32 }
     }
@@ -49,10 +58,11 @@ impl Vector for Avx2 {
     }
 }
 
+/// See [`Vector::report`]. Not forced inline: it is called rarely, and inlined it would take registers from the tile.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn report(candidates: &mut CandidateLists, m: usize, first: u32, mut over: u32, keys: __m256) {
-    // Before a query has a threshold, every lane is reported.
+    // All lanes: before a query has a threshold, every lane is reported.
     if over == 0xff {
         let lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
         let rows = _mm256_add_epi32(_mm256_set1_epi32(first as i32), lanes);
@@ -70,6 +80,7 @@ fn report(candidates: &mut CandidateLists, m: usize, first: u32, mut over: u32, 
     let mut stored = [0.0f32; LANES];
     // SAFETY: there is room for LANES numbers.
     unsafe { _mm256_storeu_ps(stored.as_mut_ptr(), keys) };
+    // Bit by bit from the lowest lane, so that candidates ascend. AVX2 has no compressing move.
     while over != 0 {
         let lane = over.trailing_zeros();
         over &= over - 1;
@@ -78,7 +89,7 @@ fn report(candidates: &mut CandidateLists, m: usize, first: u32, mut over: u32, 
 }
 
 /// The float32 kernel. A tile of 6 x 16 keys takes twelve of the sixteen registers as accumulators, two for the references
-/// and one for the query: enough independent chains to hide the latency of two fused multiply-adds a cycle.
+/// and one for the query. Twelve independent chains hide the latency of two fused multiply-adds per cycle.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Avx2F32(pub(crate) Avx2);
 

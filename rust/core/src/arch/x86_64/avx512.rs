@@ -1,4 +1,12 @@
 //! AVX-512 F, BW, DQ and VL: vectors of sixteen numbers, the float32 kernel, and sums over unpacked rows.
+//!
+//! ```text
+//! Vector for Avx512 ──> generic::scan, with #[target_feature]          ──> Avx512F32
+//!                   └─> generic::unpacked_sums, with #[target_feature] ──> unpacked_sums
+//! ```
+//!
+//! As in `avx2.rs`, the methods of the vector are inlined into functions with these features, and the token makes their
+//! unsafe calls sound.
 
 use std::arch::x86_64::*;
 
@@ -25,30 +33,32 @@ impl Vector for Avx512 {
     #[inline(always)]
     fn load(self, numbers: &[f32]) -> __m512 {
         let numbers: &[f32; LANES] = numbers.first_chunk().expect("a vector of numbers");
-        // SAFETY: `self` proves AVX-512 F, and there are LANES numbers.
+        // SAFETY: `self` proves AVX-512 F, and `numbers` has LANES numbers; the load need not be aligned.
         unsafe { _mm512_loadu_ps(numbers.as_ptr()) }
     }
 
     #[inline(always)]
     fn store(self, x: __m512, numbers: &mut [f32]) {
         let numbers: &mut [f32; LANES] = numbers.first_chunk_mut().expect("room for a vector");
-        // SAFETY: `self` proves AVX-512 F, and there is room for LANES numbers.
+        // SAFETY: `self` proves AVX-512 F, and `numbers` has room for LANES numbers; the store need not be aligned.
         unsafe { _mm512_storeu_ps(numbers.as_mut_ptr(), x) }
     }
 
     #[inline(always)]
     fn not_less(self, x: __m512, y: __m512) -> u32 {
+        // NLT_UQ: "not less than, or unordered", true for NaN, and quiet.
         // SAFETY: `self` proves AVX-512 F.
         unsafe { u32::from(_mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x, y)) }
     }
 
     #[inline(always)]
     fn report(self, candidates: &mut CandidateLists, m: usize, first: u32, over: u32, keys: __m512) {
-        // SAFETY: `self` proves AVX-512 F.
+        // SAFETY: `self` proves AVX-512 F, BW, DQ and VL.
         unsafe { report(candidates, m, first, over, keys) }
     }
 }
 
+/// See [`Vector::report`]. Without a branch on the number of lanes: the list has room for a whole vector beyond its end.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 fn report(candidates: &mut CandidateLists, m: usize, first: u32, over: u32, keys: __m512) {
@@ -58,7 +68,7 @@ fn report(candidates: &mut CandidateLists, m: usize, first: u32, over: u32, keys
     let row_tail: &mut [u32; LANES] = row_tail.try_into().expect("a vector of places");
     let key_tail: &mut [f32; LANES] = key_tail.try_into().expect("a vector of places");
     let mask = over as __mmask16;
-    // Compressed in a register, then stored whole: the compressing store is very slow on some CPUs.
+    // Compressed in a register and then stored completely: the compressing store is very slow on some CPUs (Zen 4).
     // SAFETY: both tails have room for LANES numbers.
     unsafe {
         _mm512_storeu_si512(row_tail.as_mut_ptr().cast(), _mm512_maskz_compress_epi32(mask, rows));
@@ -68,7 +78,7 @@ fn report(candidates: &mut CandidateLists, m: usize, first: u32, over: u32, keys
 }
 
 /// The float32 kernel. A tile of 12 x 32 keys takes 24 of the 32 registers as accumulators, two for the references and one
-/// for the query.
+/// for the query; the others are for thresholds, offsets and scales when keys are reported.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Avx512F32(pub(crate) Avx512);
 

@@ -1,4 +1,4 @@
-//! x86-64: vectors and kernels of each instruction set, reached through the token that proves it.
+//! x86-64: the vectors and kernels of each instruction set, used through the token that proves it.
 
 /// Methods of a token that are one intrinsic each. The token must prove the features of the intrinsics it is used with.
 macro_rules! intrinsics {

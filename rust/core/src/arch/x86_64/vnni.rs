@@ -1,9 +1,17 @@
-//! The int8 kernels: AVX-512 VNNI, and AVX-VNNI for CPUs that multiply bytes but lack AVX-512.
+//! The int8 kernels: AVX-512 VNNI, and AVX-VNNI for CPUs with 8-bit products but without AVX-512.
 //!
-//! One instruction adds four products of an unsigned and a signed byte to each 32-bit lane: references are the unsigned
-//! operand (their codes plus 128), and the accumulators start from minus 128 times the sum of the query's codes.
+//! ```text
+//! sums (32 bits) ── += four products of an unsigned and a signed byte per lane ── vpdpbusd, one instruction
+//! start: -128 sum(query codes)        reference codes + 128: unsigned        query codes: signed
+//! end:   the exact product of the codes ──> float32 ──scales, offset──> key
+//! ```
 //!
-//! Few queries take a tile of fewer rows: against packed references in memory they wait for the memory, not for products.
+//! The instruction takes one unsigned operand, so references are stored with 128 added, and the start value of the sums
+//! undoes it. Sums are exact: `127^2` times at most 65,536 columns fits in 32 bits. The instruction without saturation is
+//! used, so an intermediate overflow wraps and cancels.
+//!
+//! For few queries there are tiles of fewer rows: their time is reading packed references from memory, and unused rows of a
+//! tile would add products to it.
 
 use std::arch::x86_64::*;
 
@@ -25,6 +33,7 @@ impl Products for AvxVnni {
         fn to_floats(sums: __m256i) -> __m256 = _mm256_cvtepi32_ps;
     }
 
+    // The products of the added 128 with all codes of the query are subtracted in advance.
     #[inline(always)]
     fn vector(self) -> Avx2 {
         self.avx2()
@@ -33,7 +42,7 @@ impl Products for AvxVnni {
     #[inline(always)]
     fn load(self, codes: &[u32]) -> __m256i {
         let codes: &[u32; avx2::LANES] = codes.first_chunk().expect("a vector of codes");
-        // SAFETY: `self` proves AVX2, and there are LANES codes.
+        // SAFETY: `self` proves AVX2, and `codes` has LANES codes; the load need not be aligned.
         unsafe { _mm256_loadu_si256(codes.as_ptr().cast()) }
     }
 
@@ -65,7 +74,7 @@ impl Products for Avx512Vnni {
     #[inline(always)]
     fn load(self, codes: &[u32]) -> __m512i {
         let codes: &[u32; avx512::LANES] = codes.first_chunk().expect("a vector of codes");
-        // SAFETY: `self` proves AVX-512 F, and there are LANES codes.
+        // SAFETY: `self` proves AVX-512 F, and `codes` has LANES codes; the load need not be aligned.
         unsafe { _mm512_loadu_si512(codes.as_ptr().cast()) }
     }
 
@@ -76,7 +85,7 @@ impl Products for Avx512Vnni {
     }
 }
 
-/// The kernel for AVX-VNNI, with the registers and the tile of the float32 kernel for AVX2.
+/// The kernel for AVX-VNNI: registers and tile as in the float32 kernel for AVX2.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AvxVnniI8(pub(crate) AvxVnni);
 
@@ -111,7 +120,7 @@ impl Microkernel for AvxVnniI8 {
     }
 }
 
-/// The kernel for AVX-512 VNNI, with the registers and the tile of the float32 kernel for AVX-512.
+/// The kernel for AVX-512 VNNI: registers and tile as in the float32 kernel for AVX-512.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Avx512VnniI8(pub(crate) Avx512Vnni);
 
@@ -146,6 +155,7 @@ impl Microkernel for Avx512VnniI8 {
         }
     }
 
+    // No other kernel has one: at other levels a self-search scans both sides of each pair.
     const SCAN_SYMMETRIC: Option<ScanSymmetric<Self>> = Some(|kernel, query, run, transposed, candidates| {
         #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
         fn scan(
