@@ -1,11 +1,11 @@
 //! Centring in float32, for codes that are much coarser than float32.
 //!
 //! ```text
-//! row ──(1 / norm, if the metric asks)──> minus centre, times scale ──> float32 row + sums, their errors stated
+//! row ──(times 1 / norm, if the metric normalises)──> minus centre, times scale ──> float32 row, sums, their errors
 //! ```
 //!
-//! Every number here has a stated error (`docs/exactness.md`, "Centring in float32"): nothing rests on float32 being good
-//! enough. Rows whose sums leave the comfortable range of float32 are left to the way through float64.
+//! Every error is bounded (`docs/exactness.md`, "Centring in float32"); nothing relies on float32 being accurate enough. Rows
+//! whose sums leave the safe range of float32 are centred in float64 instead.
 
 use crate::arch::kernel::Centred;
 use crate::arch::level::{Simd, multiversion};
@@ -15,13 +15,13 @@ use crate::metric::{Geometry, Metric};
 
 pub(crate) const LANES: usize = 16;
 
-/// Squared norms between its inverse and this can be formed in float32 without care.
+/// Squared norms between `1 / SAFE` and `SAFE` can be computed in float32 without overflow or underflow.
 const SAFE: f32 = (1u128 << 80) as f32;
 
-/// Fold lanes as a tree: a chain of sixteen dependent operations would take longer than the row.
+/// Reduce lanes as a tree: a chain of sixteen dependent operations would take longer than the row.
 #[inline(always)]
 pub(crate) fn fold<T: Copy>(lanes: [T; LANES], join: impl Fn(T, T) -> T) -> T {
-    // Hidden from the compiler: seeing the tree, it cuts the accumulators into its branches instead of keeping vectors.
+    // `black_box`: if the compiler sees the tree, it splits the accumulators into its branches instead of keeping vectors.
     let mut lanes = std::hint::black_box(lanes);
     for half in [8, 4, 2, 1] {
         for l in 0..half {
@@ -80,7 +80,7 @@ multiversion! {
     }
 }
 
-/// The columns of an unfinished chunk, and zeros.
+/// An incomplete chunk of columns, padded with zeros.
 #[inline(always)]
 pub(crate) fn padded(rest: &[f32]) -> [f32; LANES] {
     let mut chunk = [0.0; LANES];
@@ -88,17 +88,17 @@ pub(crate) fn padded(rest: &[f32]) -> [f32; LANES] {
     chunk
 }
 
-/// The part of [`super::Frame`] that float32 holds exactly.
+/// [`super::frame::Frame`] in float32, if that is exact.
 #[derive(Debug, Clone)]
 pub(crate) struct Frame {
     centre: Vec<f32>,
-    /// What queries are centred by, scaled.
+    /// The centre of the queries, scaled.
     other: Vec<f32>,
     other_norm: f64,
     scale: f32,
 }
 
-/// A centred row, all but the row itself.
+/// [`Centred`] without the row itself.
 pub(crate) struct Sums {
     norm: f64,
     row_error: f64,
@@ -117,7 +117,7 @@ impl Sums {
 }
 
 impl Frame {
-    /// `None` where float32 does not hold the frame.
+    /// `None` if the frame is not exact in float32.
     pub(crate) fn new(centre: &[f64], query_centre: &[f64], scale: f64) -> Option<Self> {
         let exact = |x: f64| (f64::from(x as f32) == x).then_some(x as f32);
         let other: Vec<f64> = query_centre.iter().map(|c| c * scale).collect();
@@ -129,22 +129,22 @@ impl Frame {
         })
     }
 
-    /// Centre a reference row; `None` where float32 cannot, a row that is not finite included.
+    /// Centre a reference row; `None` if that is not safe in float32, in particular if the row is not finite.
     pub(crate) fn centre(&self, simd: Simd, metric: Metric, row: &[f32], out: &mut [f32]) -> Option<Sums> {
         let lanes = f32_lane_error(row.len());
         let scale = f64::from(self.scale);
-        let comfortable = |sum: f32| (1.0 / SAFE..=SAFE).contains(&sum);
+        let is_safe = |sum: f32| (1.0 / SAFE..=SAFE).contains(&sum);
         let dot_geometry = metric.geometry() == Geometry::Dot;
 
         let (mut inverse, mut unit_error, mut raw_norm) = (1.0, 0.0, 0.0);
         if metric.normalizes() || dot_geometry {
             let raw2 = dot(simd, row, row);
-            if !comfortable(raw2) {
+            if !is_safe(raw2) {
                 return None;
             }
             if metric.normalizes() {
                 inverse = 1.0 / raw2.sqrt();
-                // Half the error of the sum, and the roundings of the root, the quotient and the product.
+                // Half the error of the sum, and one rounding each for the root, the quotient and the product.
                 unit_error = (0.5 * lanes + 4.0 * U32) * scale;
             }
             raw_norm = if metric.normalizes() { 1.0 } else { f64::from(raw2).sqrt() } * scale * (1.0 + lanes);

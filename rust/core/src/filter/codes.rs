@@ -1,4 +1,4 @@
-//! Where the codes of packed rows lie: in memory, or mapped from a file.
+//! The codes of packed rows: in memory, or mapped from a file.
 
 use std::ops::Range;
 
@@ -21,7 +21,7 @@ impl<T: Default + Stored> Codes<T> {
         }
     }
 
-    /// Bytes of memory that they take; what is mapped does not count.
+    /// Bytes of memory; mapped codes do not count.
     pub(crate) fn bytes(&self) -> usize {
         match self {
             Self::Owned(codes) => size_of_val(codes.as_slice()),
@@ -29,7 +29,7 @@ impl<T: Default + Stored> Codes<T> {
         }
     }
 
-    /// To be asked before codes are read.
+    /// Verify codes before they are read.
     #[inline(always)]
     pub(crate) fn verify(&self, range: Range<usize>) -> Result<()> {
         match self {

@@ -1,4 +1,4 @@
-//! Codes of the float32 filters: the centred row itself, one column a code.
+//! Codes of the float32 filters: the centred row itself, one column per code.
 
 use crate::arch::kernel::{Centred, Encoding, Float32, MinkowskiFloat32, PanelTerms, QueryTerms, ReferenceTerms};
 use crate::arch::level::Simd;
@@ -35,9 +35,10 @@ impl Encoding for Float32 {
     }
 }
 
-/// How far rounding a row to float32 moves its distances, with slack for the part of a key's error that depends on it.
+/// Bound of the change of a row's distances by rounding the row to float32, with slack for the part of a key's error that is
+/// relative to it.
 fn distance_error<const CHEBYSHEV: bool>(row: &Centred<'_>) -> f64 {
-    // At least the norm of a row over its 2-norm.
+    // Upper bound of the metric's norm over the 2-norm.
     let norm_ratio = if CHEBYSHEV { 1.0 } else { (row.row.len() as f64).sqrt() };
     U32 * (1.0 + 1.0 / 8.0) * norm_ratio * (row.norm + TAU)
 }

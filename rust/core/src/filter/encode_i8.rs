@@ -1,12 +1,13 @@
-//! Codes of the int8 filter: four columns a code, each an integer between -127 and 127 times the row's scale.
+//! Codes of the int8 filter: four columns per code, each an integer between -127 and 127 times the row's scale.
 //!
 //! ```text
 //! centred row x ──largest magnitude / 127──> scale s
-//!               └──round(x / s)──> b ──+128 for references──> bytes, four a code
+//!               └──round(x / s)──> b ──+128 for references──> bytes, four per code
 //!               └──|x - s b|──> residual, the row's part of the error bound
 //! ```
 //!
-//! References are stored as unsigned bytes, as the instructions want one operand; the sums of the query's codes undo it.
+//! References are stored as unsigned bytes, since the instruction multiplies unsigned by signed; the start value of the sums
+//! undoes the added 128.
 
 use crate::arch::kernel::{Centred, Encoding, Int8, PanelTerms, QueryTerms, ReferenceTerms};
 use crate::arch::level::{Simd, multiversion};
@@ -19,25 +20,26 @@ const COLUMNS: usize = 4;
 /// Added to the codes of references.
 const UNSIGNED: u8 = 128;
 
-/// Rows whose largest magnitude is below this are zeros in codes; all of the row is residual then.
+/// Rows with a smaller largest magnitude have codes of zero, and the whole row is residual. So a scale and its inverse are
+/// normal numbers.
 const SMALLEST: f32 = 1.0 / (1u128 << 90) as f32;
 
-/// What quantising a row left.
+/// A row's scale, residual and sum of codes.
 struct Quantized {
     scale: f32,
     /// Sum of squares of `x - scale * code`.
     residual2: f32,
-    /// Sum of the codes of a query.
+    /// Sum of the codes of a query; 0 for a reference.
     sum: i32,
 }
 
-/// Adding it to a number below 2^22 leaves the nearest integer in the low bits of the sum.
+/// Added to a number below `2^22`, it leaves the nearest integer in the low bits of the sum.
 const ROUND: f32 = 12_582_912.0;
 
-/// Columns that are encoded before they are interleaved.
+/// Columns that are encoded at once, before they are interleaved.
 const BLOCK: usize = 256;
 
-/// The codes of a block; the squares of what they leave, and the sums of the codes, lane by lane.
+/// Write the codes of a block. Returns the squared residuals and the sums of the codes, per lane.
 #[inline(always)]
 fn encode(block: &[f32], scale: f32, inverse: f32, flip: u8, codes: &mut [u8; BLOCK]) -> ([f32; LANES], [i32; LANES]) {
     let (mut left2, mut sum) = ([0.0f32; LANES], [0i32; LANES]);
@@ -70,7 +72,7 @@ fn encode_chunk(
 }
 
 multiversion! {
-    /// Write the codes of `row` into lane `lane` of a panel of `lanes` rows, each code exclusive-or'ed with `flip`.
+    /// Write the codes of `row`, each xor `flip`, into lane `lane` of a panel of `lanes` rows.
     fn quantize(row: &[f32], flip: u8, lane: usize, lanes: usize, panel: &mut [u32]) -> Quantized {
         let (chunks, rest) = row.as_chunks::<LANES>();
         let last = padded(rest);
@@ -88,7 +90,7 @@ multiversion! {
         let (mut residual2, mut sum) = ([0.0f32; LANES], [0i32; LANES]);
         let mut steps = panel.chunks_exact_mut(lanes);
         for block in row.chunks(BLOCK) {
-            // Whole vectors of bytes first, then the words of four: in one loop the compiler would pick byte after byte.
+            // Whole vectors of bytes first, then words of four: in one loop the compiler would extract byte by byte.
             let mut codes = [0u8; BLOCK];
             let (left2, codes_sum) = encode(block, scale, inverse, flip, &mut codes);
             for l in 0..LANES {
@@ -105,7 +107,7 @@ multiversion! {
 }
 
 impl Quantized {
-    /// An upper bound of the distance between the exact row and its codes.
+    /// Upper bound of the 2-norm of the difference between the exact row and its codes.
     fn residual(&self, row: &Centred<'_>) -> f64 {
         let computed = f64::from(self.residual2).sqrt();
         computed * (1.0 + f32_lane_error(row.row.len())) + 4.0 * U32 * (row.norm + computed) + row.row_error + VANISHED

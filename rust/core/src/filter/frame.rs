@@ -1,13 +1,12 @@
-//! Where rows are moved to before they are encoded: a centre and a scale.
+//! The frame in which rows are encoded: a centre and a scale.
 //!
 //! ```text
 //! reference ──strided sample──> Frame (centre c, scale sigma)
 //! row ──widen, normalise──> r ──(r - c) sigma──> Centred (float32 row, norms)
 //! ```
 //!
-//! Any centre, and any power of two between 2^-400 and 2^400 as scale, leave the bound of `bound.rs` valid; good ones make it
-//! tight. So both come from a sample in which rows of outlying size do not count: one giant row must not ruin the bound for
-//! all others.
+//! The bound of `bound.rs` is valid for any centre and for any power of two between 2^-400 and 2^400 as scale; a good choice
+//! makes it tight. So both come from a sample without outliers: one huge row must not spoil the bound of all others.
 
 use crate::arch::kernel::Centred;
 use crate::arch::level::{Simd, multiversion};
@@ -19,11 +18,11 @@ use crate::filter::center_f32;
 use crate::matrix::{Element, Precision, Wide, WideRow};
 use crate::metric::{Geometry, Metric};
 
-/// Rows looked at to choose centre and scale.
+/// Most rows in the sample.
 const SAMPLE: usize = 256;
 
-/// The scale stays between 2 to the minus and to the plus this: its square is then a normal number, and what underflows
-/// in float64 stays negligible when scaled by it (`docs/exactness.md`, "Range").
+/// The scale is between `2^-400` and `2^400`: its square is then a normal number, and underflow in float64 remains negligible
+/// when it is multiplied by the square (`docs/exactness.md`, "Range of float64").
 const LARGEST_SCALE_EXPONENT: i32 = 400;
 
 /// Whether a frame may have this scale.
@@ -32,10 +31,10 @@ pub(crate) fn is_scale(scale: f64) -> bool {
     range.contains(&scale) && scale == power_of_two(exponent(scale))
 }
 
-/// Sampled rows larger than this many times the median do not count.
+/// Sampled rows of more than this multiple of the median size are outliers.
 const OUTLIER: f64 = 8.0;
 
-/// Where rows are moved to before they are encoded.
+/// See the module header.
 #[derive(Debug, Clone)]
 pub(crate) struct Frame {
     metric: Metric,
@@ -47,11 +46,11 @@ pub(crate) struct Frame {
     pub(super) scale: f64,
     query_centre_norm: f64,
     centre_norm: f64,
-    /// The same in float32, where float32 holds it; see `center_f32.rs`.
+    /// The same in float32, if that is exact; see `center_f32.rs`.
     center_f32: Option<center_f32::Frame>,
 }
 
-/// Sums over one row that was centred.
+/// Sums over the columns of a centred row.
 #[derive(Debug, Clone, Copy)]
 struct Sums {
     /// Squared norm after centring, before scaling.
@@ -69,7 +68,7 @@ multiversion! {
     fn centre_row<W: Wide>(
         row: &[W], unit: UnitScale, centre: &[f64], other: &[f64], scale: f64, out: &mut [f32],
     ) -> Sums {
-        // One array and one loop for each sum: the shape that the compiler turns into whole vectors.
+        // One array and one loop per sum: the compiler vectorises this form.
         let (mut centred2, mut raw2) = ([0.0f64; LANES], [0.0f64; LANES]);
         let (mut centred_other, mut raw_other) = ([0.0f64; LANES], [0.0f64; LANES]);
         let mut chunk = |row: &[W; LANES], centre: &[f64; LANES], other: &[f64; LANES], out: &mut [f32; LANES]| {
@@ -99,7 +98,7 @@ multiversion! {
             chunk(row, centre, other, out);
         }
         if !row_rest.is_empty() {
-            // Columns that do not exist are zeros on both sides: they add nothing.
+            // Missing columns are zeros in all three rows and add nothing.
             let mut last = [0.0f32; LANES];
             chunk(&padded(row_rest), &padded(centre_rest), &padded(other_rest), &mut last);
             out_rest.copy_from_slice(&last[..row_rest.len()]);
@@ -122,7 +121,7 @@ fn padded<T: Copy + Default>(rest: &[T]) -> [T; LANES] {
     chunk
 }
 
-/// The row as it is centred: divided by its norm where the metric asks.
+/// The row before centring: divided by its norm if the metric normalises.
 fn unit_row<E: Element>(simd: Simd, metric: Metric, wide: &[E::Wide]) -> Vec<f64> {
     let unit = if metric.normalizes() { unit_scale_of::<E>(simd, wide) } else { NO_UNIT };
     wide.iter().map(|x| (Wide::to_f64(*x) * unit.pre) * unit.inverse).collect()
@@ -137,7 +136,7 @@ impl Frame {
         let stride = reference.rows().div_ceil(SAMPLE).max(1);
         let mut scratch = Vec::new();
         let mut rows: Vec<(f64, Vec<f64>)> = Vec::new();
-        // Wide rows make the sample expensive and are rarely many; bound its numbers, not only its rows.
+        // Bound the elements of the sample too, not only its rows: wide rows would make it expensive.
         let most = (1 << 20) / dim + 16;
         for row in (0..reference.rows()).step_by(stride).take(most) {
             let row = match reference.widen(row, &mut scratch) {
@@ -166,7 +165,7 @@ impl Frame {
         }
         let double = reference.precision() == Precision::Double;
         if !double {
-            // Any centre will do; one that float32 holds serves both ways of centring.
+            // Rounded to float32, which is as good, so that centring in float32 and in float64 use the same centre.
             centre.iter_mut().for_each(|c| *c = f64::from(*c as f32));
         }
         let spread = rows
@@ -234,7 +233,7 @@ impl Frame {
         self.finish(wide, sums, offset, size, out)
     }
 
-    /// As [`Frame::reference_row`], in float32 where that can be done and the codes are coarser than that.
+    /// [`Frame::reference_row`] in float32 if that is safe, for codes that are coarser than float32.
     pub(crate) fn reference_row_f32<'a>(
         &self,
         simd: Simd,
@@ -249,7 +248,8 @@ impl Frame {
         self.reference_row(simd, row, out)
     }
 
-    /// Centre a query row; `None` if the row is not finite. Also the shift between its values and keys, with its size.
+    /// Centre a query row; `None` if the row is not finite. Also returns the shift between its values and keys, and the size
+    /// of the shift.
     pub(crate) fn query_row<'a>(
         &self,
         simd: Simd,
@@ -274,7 +274,7 @@ impl Frame {
             Geometry::Euclidean | Geometry::Lp => (sums.centred2 * self.scale2(), sums.centred2 * self.scale2()),
             Geometry::Dot => (sums.raw_other * self.scale2(), sums.raw2.sqrt() * self.centre_norm * self.scale2()),
         };
-        // A shift that left the range of float64 makes the row unusable, as an offset does for a reference.
+        // A shift that overflows makes the row unusable, like the offset of a reference.
         self.finish(wide, sums, shift, size, out).map(|centred| (centred, shift, size))
     }
 
@@ -286,7 +286,7 @@ impl Frame {
         offset_size: f64,
         out: &'a mut [f32],
     ) -> Option<Centred<'a>> {
-        // A sum of finite squares may still overflow; only then is it worth looking at the row itself.
+        // A sum of finite squares may overflow too, so only an infinite or NaN sum needs a check of the row itself.
         if !sums.raw2.is_finite() && !wide.iter().all(|x| x.to_f64().is_finite()) {
             return None;
         }
@@ -299,7 +299,7 @@ impl Frame {
         };
         let usable = norm <= LARGEST_NORM
             && raw_norm <= LARGEST_NORM * LARGEST_NORM
-            // Keys subtract it in float32.
+            // It is subtracted in float32.
             && (offset as f32).is_finite()
             && offset_size.is_finite();
         if !usable {

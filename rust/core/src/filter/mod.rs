@@ -1,9 +1,9 @@
-//! The certified filter: which rows can be rejected without their float64 value.
+//! The certified filter: it rejects rows without their float64 value, with proof.
 //!
 //! ```text
 //! reference ──frame: centre, scale──> encode_{f32,i8}: codes, error terms ──> panels
-//! panels, query panel ──arch: keys──> key below the threshold of `bound`?  ──> rejected, provably
-//! few queries ──unpacked: float32 arithmetic on the rows as passed─────────> the same
+//! panels, query panel ──arch: keys──> key below the threshold of `bound`?  ──> rejected
+//! few queries ──unpacked: float32 keys of the rows as passed───────────────> the same
 //! ```
 
 pub(crate) mod bound;
@@ -22,22 +22,22 @@ use crate::arch::level::Simd;
 use crate::arch::{WithKernel, with_float32, with_int8, with_minkowski};
 use crate::metric::{Geometry, Metric};
 
-/// What decides whether a row needs its float64 value.
+/// The filter of a search, which decides which pairs need their float64 value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(u8)]
 pub(crate) enum Filter {
-    /// Nothing: every pair is formed in float64.
+    /// No filter: every pair gets its float64 value.
     #[default]
     Direct,
-    /// Float32 arithmetic on the rows as passed, without packing.
+    /// Float32 keys of the rows as passed, without packing.
     Unpacked,
-    /// Centred float32 rows and their certified bound.
+    /// Packed, centred float32 rows with their error bound.
     Float32,
-    /// Centred rows in 8-bit codes and their certified bound.
+    /// Packed, centred rows in 8-bit codes with their error bound.
     Int8,
 }
 
-/// Do `work` with the kernel that a level has for a metric and a filter of packed rows.
+/// Run `work` with the kernel of a level for a metric and a packed filter.
 pub(crate) fn with_filter<W: WithKernel>(simd: Simd, metric: Metric, filter: Filter, work: W) -> W::Output {
     match (metric.geometry(), filter) {
         (Geometry::Lp, _) => with_minkowski(simd, metric, work),
@@ -47,7 +47,7 @@ pub(crate) fn with_filter<W: WithKernel>(simd: Simd, metric: Metric, filter: Fil
 }
 
 impl Filter {
-    /// Whether it reads packed rows.
+    /// Whether it needs packed references.
     pub(crate) fn is_packed(self) -> bool {
         matches!(self, Self::Float32 | Self::Int8)
     }

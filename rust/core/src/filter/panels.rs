@@ -1,8 +1,8 @@
-//! From rows as given to panels that a kernel reads.
+//! Packing: from rows as passed to panels for a kernel.
 //!
 //! ```text
 //! row ──frame: widen, normalise, centre──> Centred (float32 row, norms) ──encode──> lane of a panel
-//!                           └─ not finite? the row is named in an error; finding it costs nothing here
+//!                           └─ not finite? an error names the row; the check costs nothing here
 //! ```
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,7 +21,7 @@ use crate::runtime::Monitor;
 use crate::runtime::alloc::try_vec;
 use crate::runtime::alloc::{Aligned, try_zeroed};
 
-/// The first row that was found not to be finite, seen from many threads.
+/// The first row that is not finite, as found by many threads in any order.
 pub(crate) struct FirstBad(AtomicUsize);
 
 impl FirstBad {
@@ -52,7 +52,8 @@ pub(crate) struct PackedReference<K: Microkernel> {
 }
 
 impl<K: Microkernel> PackedReference<K> {
-    /// Encode every row, in parallel over panels; with one thread on this one, without asking rayon for anything.
+    /// Encode all rows, in parallel over panels; without a rayon call if `threads` is 1, since this may be the caller's
+    /// thread.
     pub(crate) fn pack(
         simd: Simd,
         frame: &Frame,
@@ -128,7 +129,7 @@ impl<K: Microkernel> PackedReference<K> {
         Ok(Self { codes: Codes::Owned(codes), offsets, scales, terms, panel_len })
     }
 
-    /// Bytes of memory that it takes; codes in a file do not count.
+    /// Bytes of memory; mapped codes do not count.
     pub(crate) fn bytes(&self) -> usize {
         self.codes.bytes()
             + size_of_val(self.offsets.as_slice())
@@ -145,7 +146,7 @@ impl<K: Microkernel> PackedReference<K> {
         (self.offsets.as_slice()[row], self.terms[row / K::NR])
     }
 
-    /// Bytes of its codes, wherever they lie.
+    /// Bytes of its codes, in memory or mapped.
     pub(crate) fn code_bytes(&self) -> usize {
         size_of_val(self.codes.as_slice())
     }
@@ -154,10 +155,10 @@ impl<K: Microkernel> PackedReference<K> {
         self.panel_len * size_of::<K::Code>()
     }
 
-    /// The panels of `start .. end` that `visit` names, as a kernel reads them.
+    /// A run of the panels `start .. end` that `visit` selects.
     ///
     /// # Errors
-    /// [`Error::BadFile`], where they come from a file that is damaged there.
+    /// [`Error::BadFile`] if they are mapped from a file and damaged.
     #[inline(always)]
     pub(crate) fn run(&self, start: usize, end: usize, visit: Visit) -> Result<PanelRun<'_, K::Code>> {
         let most = if visit == Visit::Sample { MAX_RUN * SAMPLE_STRIDE } else { MAX_RUN };
@@ -177,19 +178,19 @@ impl<K: Microkernel> PackedReference<K> {
         })
     }
 
-    /// The error bound of one key, on the safe side.
+    /// The error bound of one key.
     #[cfg(test)]
     pub(crate) fn error(&self, row: u32, query: QueryTerms) -> f32 {
         self.errors(query).of_row(row)
     }
 
-    /// The error bounds of all keys of one query, panel by panel.
+    /// The error bounds of one query's keys.
     pub(crate) fn errors(&self, query: QueryTerms) -> KeyErrors<'_> {
         KeyErrors { terms: &self.terms, query, panel_rows: K::NR }
     }
 }
 
-/// How far the keys of one query may be from the truth: one bound for all rows of a panel.
+/// The error bounds of one query's keys: one bound per panel.
 #[derive(Clone, Copy)]
 pub(crate) struct KeyErrors<'a> {
     terms: &'a [PanelTerms],
@@ -199,7 +200,7 @@ pub(crate) struct KeyErrors<'a> {
 }
 
 impl KeyErrors<'_> {
-    /// The bound for the rows of a panel, on the safe side.
+    /// The bound for all rows of a panel. Its roundings are covered by the inflation of the terms.
     #[inline(always)]
     pub(crate) fn of_panel(&self, panel: usize) -> f32 {
         let terms = self.terms[panel];
@@ -217,14 +218,14 @@ impl KeyErrors<'_> {
 pub(crate) struct PackedQuery<K: Microkernel> {
     codes: Aligned<K::Code>,
     panel_len: usize,
-    /// One a row.
+    /// One per row.
     pub(crate) terms: Vec<QueryTerms>,
-    /// One a row: see [`crate::filter::bound::Bound`].
+    /// One per row: the shift between its values and keys, and the size of the shift; see [`crate::filter::bound::KeyMap`].
     pub(crate) shifts: Vec<(f64, f64)>,
 }
 
 impl<K: Microkernel> PackedQuery<K> {
-    /// Encode the query rows named by `rows`.
+    /// Encode the query rows numbered in `rows`.
     pub(crate) fn pack(simd: Simd, frame: &Frame, query: &dyn Rows, rows: &[u32]) -> Result<Self> {
         const { assert!(K::MR <= MAX_MR) };
         let panel_len = query.dim().div_ceil(K::COLUMNS) * K::MR;

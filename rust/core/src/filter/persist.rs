@@ -1,12 +1,12 @@
-//! Panels to a file and back: the codes are mapped, the little that stands beside them is copied.
+//! Saving and loading panels. Codes are mapped; the small arrays beside them are copied.
 //!
 //! ```text
 //! Frame            ──> tensor `frame`    scale, then the centre
 //! PackedReference  ──> tensors `codes` [panel][step][NR], `offsets`, `scales` [panel][NR], `terms` [panel][3]
 //! ```
 //!
-//! What a row's codes are depends on the metric and on the kernel's [`Microkernel::COLUMNS`] and [`Microkernel::NR`] alone, not on
-//! the level that encoded them; another level's codes are as good, since the error terms beside them are theirs.
+//! The format of the codes depends only on the metric and on the kernel's [`Microkernel::COLUMNS`] and [`Microkernel::NR`],
+//! not on the level that encoded them. Codes of another level are valid too, since they come with their own error terms.
 
 use super::codes::Codes;
 use super::frame::{Frame, is_scale};
@@ -18,7 +18,7 @@ use crate::runtime::alloc::Aligned;
 use crate::runtime::alloc::try_vec;
 use crate::saved::{Mapped, Push, Saved, Stored, Tensor};
 
-/// A kernel's codes by name: those of one name are the same.
+/// The name of the format of a kernel's codes.
 pub(crate) fn codes_name<K: Microkernel>() -> String {
     format!("{}x{}", if K::COLUMNS == 1 { "float32" } else { "int8" }, K::NR)
 }

@@ -1,4 +1,4 @@
-//! A few queries against rows as they lie in memory: float32 arithmetic without packing, bound by the memory's speed.
+//! Keys of few queries and unpacked, row-major references in float32: limited by memory bandwidth.
 //!
 //! ```text
 //! queries, sixteen a panel [column][16] ─┐
@@ -6,9 +6,9 @@
 //! rows as passed, four at a time ────────┘
 //! ```
 //!
-//! The sixteen lanes of a vector are sixteen queries, so no sum has to be folded. Keys are `-|q - r|^2`, or `q.r`; the
-//! differences are formed before they are squared, so nothing needs to be centred. `docs/exactness.md`, "Unpacked rows", has
-//! the bound. A row that is not finite is always a candidate, and its float64 value tells.
+//! The sixteen lanes of a vector are sixteen queries, so no sum has to be reduced over lanes. Keys are `-|q - r|^2`, or
+//! `q.r`. Differences are computed before they are squared, so rows need not be centred. The bound is in `docs/exactness.md`,
+//! "Unpacked rows". A row that is not finite is always a candidate, and its float64 value shows it.
 
 use crate::arch::kernel::{CandidateLists, MAX_RUN};
 use crate::arch::level::Simd;
@@ -23,25 +23,25 @@ use crate::metric::{Geometry, Metric};
 
 const _: () = assert!(UNPACKED_ROWS == ROWS);
 
-/// Rows that one scan may report.
+/// Most rows of one scan.
 pub(crate) const MOST_ROWS: usize = MAX_RUN * ROWS * 8;
 
-/// Squared norms between its inverse and this are formed in float32 without care.
+/// Squared norms between `1 / SAFE` and `SAFE` can be computed in float32 without overflow or underflow.
 const SAFE: f32 = (1u128 << 80) as f32;
 
-/// Whether a panel multiplies rows, or subtracts them.
+/// Whether keys are products of rows, or squared differences.
 fn multiplies(metric: Metric) -> bool {
     metric.normalizes() || metric.geometry() == Geometry::Dot
 }
 
-/// What a query contributes to its thresholds.
+/// The terms of a query in its thresholds.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct UnpackedTerms {
     multiplies: bool,
     normalizes: bool,
     /// Relative error of a key.
     gamma: f64,
-    /// Norm of the query as multiplied.
+    /// Norm of the query in the products: 1 if the metric normalises.
     norm: f64,
 }
 
@@ -56,7 +56,7 @@ pub(crate) struct Panel {
 }
 
 impl Panel {
-    /// A panel whose lanes reject nothing until [`Panel::reject_below`]. Lanes without a query report almost nothing.
+    /// A panel that rejects nothing until [`Panel::reject_below`]. Lanes without a query report only NaN keys.
     pub(crate) fn new(metric: Metric, queries: &[Prepared]) -> Self {
         let dim = queries.first().map_or(0, |query| query.row().len());
         let mut columns = vec![[0.0f32; QUERIES]; dim];
@@ -71,7 +71,7 @@ impl Panel {
         Self { metric, columns, fixed, slope: [0.0; QUERIES] }
     }
 
-    /// How the values of `query` relate to keys, and what it contributes to its thresholds.
+    /// The relation between the values and keys of `query`, and its terms in the thresholds.
     pub(crate) fn terms(metric: Metric, query: &Prepared) -> (KeyMap, UnpackedTerms) {
         let dim = query.row().len();
         let normalizes = metric.normalizes();
@@ -82,21 +82,21 @@ impl Panel {
             multiplies: multiplies(metric),
             normalizes,
             gamma: (dim as f64 + 16.0) * U32 * (1.0 + 1.0 / 8.0) + f32_lane_error(dim),
-            // A zero query has no direction: the identity above does not hold for it.
+            // The identity above does not hold for a zero query: an infinite norm rejects nothing.
             norm: if normalizes && query.to_unit() == 0.0 { f64::INFINITY } else { norm },
         };
         (KeyMap { metric, dim, shift, shift_size: shift, scale2: 1.0 }, terms)
     }
 
-    /// Make the thresholds of query `lane` those of keys below `floor` (see [`crate::filter::bound`]).
+    /// Set the thresholds of query `lane` to reject exact keys below `floor` (see [`crate::filter::bound`]).
     pub(crate) fn reject_below(&mut self, lane: usize, terms: UnpackedTerms, floor: f32) {
         let floor = f64::from(floor);
         let UnpackedTerms { multiplies, normalizes, gamma, norm } = terms;
         let (fixed, slope) = if !multiplies {
-            // The key is twice the floor's: `-|q - r|^2`.
+            // The key `-|q - r|^2` is twice that of the floor.
             (2.0 * floor * (1.0 + gamma), 0.0)
         } else if normalizes {
-            // Of the dot with a row that was not divided by its norm.
+            // The row is not divided by its norm, so the threshold is proportional to it.
             (0.0, floor - gamma * norm * (1.0 + floor.abs()))
         } else {
             (floor, -gamma * norm)
@@ -108,7 +108,7 @@ impl Panel {
         }
     }
 
-    /// Report the rows of `start .. end` whose key reaches a threshold, at most [`MOST_ROWS`].
+    /// Report the rows of `start .. end`, at most [`MOST_ROWS`], whose key reaches a threshold.
     pub(crate) fn scan(
         &self,
         simd: Simd,
@@ -119,11 +119,11 @@ impl Panel {
         candidates: &mut CandidateLists,
     ) {
         if let Some(numbers) = reference.as_f32() {
-            // Rows of a known type: no call for each.
+            // Rows of a known type: no virtual call per row.
             let dim = reference.dim();
             let row = |row: usize| &numbers[row * dim..][..dim];
             for first in (start..end).step_by(ROWS) {
-                // The last group is filled up with its last row, which is reported once.
+                // The last group is padded with its last row, which is reported once.
                 let rows = std::array::from_fn(|r| row((first + r).min(end - 1)));
                 self.scan_rows(simd, rows, first, end, candidates);
             }
@@ -146,7 +146,7 @@ impl Panel {
         }
     }
 
-    /// Report which of the rows from `first`, at most up to `end`, reach a threshold.
+    /// Report the rows from `first` that reach a threshold; those at or behind `end` are padding.
     #[inline(always)]
     fn scan_rows(&self, simd: Simd, rows: [&[f32]; ROWS], first: usize, end: usize, candidates: &mut CandidateLists) {
         let products = multiplies(self.metric);
@@ -172,12 +172,12 @@ impl Panel {
     }
 }
 
-/// A norm on the large side; not a number where float32 cannot form it, so that all keys survive.
+/// The norm, rounded up; NaN if it is not safe in float32, so that all keys survive.
 fn norm_of(squared: f32) -> f32 {
     if (1.0 / SAFE..=SAFE).contains(&squared) { up(f64::from(squared).sqrt()) } else { f32::NAN }
 }
 
-/// The lanes whose key is not certainly below its threshold; a key that is not finite is not.
+/// The lanes whose key is not provably below its threshold. A key that is not finite never is.
 #[inline(always)]
 fn over(keys: &[f32; QUERIES], thresholds: &[f32; QUERIES]) -> u32 {
     let mut over = 0;

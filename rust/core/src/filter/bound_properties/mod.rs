@@ -1,7 +1,7 @@
-//! Attacks on the certified bound: rows chosen to break it, at every level.
+//! Property tests of the error bound, with rows chosen to break it, at every level.
 //!
-//! For every pair of rows the key of the kernel must lie within its stated error of the key that float64 gives, and no row
-//! below a floor may rank at or before the row that the floor was made from.
+//! For every pair of rows the kernel's key is within its error bound of the key computed in float64, and no row below a floor
+//! ranks at or before the row from which the floor was computed.
 
 mod radius;
 mod unpacked;
@@ -22,7 +22,7 @@ use crate::metric::{Geometry, Metric};
 use crate::order::Neighbour;
 use crate::runtime::Monitor;
 
-/// Keys of every pair, with their errors, through one kernel.
+/// Keys of all pairs, with their errors, from one kernel.
 struct Keys {
     kernel: &'static str,
     key: Vec<f32>,
@@ -76,18 +76,18 @@ impl<E: Element> WithKernel for AllKeys<'_, E> {
     }
 }
 
-/// Which pairs (query row `i`, row `j`) a kernel reports when only the rows' floors as queries count: `[i][j]`. The query
-/// rows are the first rows of `refs`.
-struct Turned<'a, E> {
+/// Which pairs (query row `i`, row `j`) a kernel reports if only the floors of the reference rows are finite: `[i][j]`. The
+/// query rows are the first rows of `refs`.
+struct TransposedPairs<'a, E> {
     simd: Simd,
     frame: &'a Frame,
     queries: usize,
     refs: MatrixRef<'a, E>,
-    /// Of every row as a query.
+    /// The floor of every row as a query.
     floors: &'a [f32],
 }
 
-impl<E: Element> WithKernel for Turned<'_, E> {
+impl<E: Element> WithKernel for TransposedPairs<'_, E> {
     type Output = Option<Vec<bool>>;
 
     fn run<K: Microkernel>(self, kernel: K) -> Self::Output {
@@ -123,8 +123,9 @@ impl<E: Element> WithKernel for Turned<'_, E> {
     }
 }
 
-/// A symmetric tile reports every pair that matters to its reference row as a query, and values are the same bits either way.
-fn attack_turned<E: Element>(metric: Metric, queries: usize, refs: MatrixRef<'_, E>) -> Result<(), TestCaseError> {
+/// A symmetric tile reports every pair that reaches the floor of its reference row as a query, and values have the same bits
+/// with the sides exchanged.
+fn check_transposed<E: Element>(metric: Metric, queries: usize, refs: MatrixRef<'_, E>) -> Result<(), TestCaseError> {
     if !metric.is_symmetric() {
         return Ok(());
     }
@@ -155,13 +156,13 @@ fn attack_turned<E: Element>(metric: Metric, queries: usize, refs: MatrixRef<'_,
                         .reject_below(rank(j, pivot).ranked_value(metric))
                 })
                 .collect();
-            let turned = Turned { simd, frame: &frame, queries, refs, floors: &floors };
-            let Some(reported) = arch::with_int8(simd, turned) else { break };
+            let pairs = TransposedPairs { simd, frame: &frame, queries, refs, floors: &floors };
+            let Some(reported) = arch::with_int8(simd, pairs) else { break };
             for i in 0..queries {
                 for j in 0..count {
                     prop_assert!(
                         reported[i * count + j] || rank(j, i) > rank(j, pivot),
-                        "{metric:?}: row {i} is hidden from query {j}, though it ranks before row {pivot}"
+                        "{metric:?}: row {i} is rejected for query {j}, though it ranks before row {pivot}"
                     );
                 }
             }
@@ -170,7 +171,7 @@ fn attack_turned<E: Element>(metric: Metric, queries: usize, refs: MatrixRef<'_,
     Ok(())
 }
 
-/// Keys through every kernel that a level has for a metric.
+/// Keys from every kernel of a level for a metric.
 fn keys_at<E: Element>(
     simd: Simd,
     metric: Metric,
@@ -186,7 +187,7 @@ fn keys_at<E: Element>(
     filters.into_iter().map(keys).collect()
 }
 
-/// Every metric that has a filter, the one with an exponent at some.
+/// Every metric with a filter; Minkowski with several exponents.
 fn metrics() -> impl Strategy<Value = Metric> {
     let exponents = vec![1.000_001, 1.25, 1.5, 2.5, 3.0, 3.7, 4.0, 17.3, 100.0, 1e4, 1e6];
     prop_oneof![
@@ -200,7 +201,7 @@ fn lower(key: f32, error: f32) -> f64 {
     (f64::from(key) - f64::from(error)).next_down()
 }
 
-/// Shapes of rows that stress one term of the bound each.
+/// Rows of a kind; each kind stresses one term of the bound.
 fn row(kind: u8, dim: usize, seeds: &[f32]) -> Vec<f32> {
     let at = |i: usize| seeds[(i * 7 + kind as usize) % seeds.len()];
     (0..dim)
@@ -218,7 +219,7 @@ fn row(kind: u8, dim: usize, seeds: &[f32]) -> Vec<f32> {
             2 => at(0) * 1.000_000_1,
             // Tiny differences after centring.
             3 => 100.0 + at(i) * 1e-5,
-            // Alternating signs of one size: the sum cancels, the bound does not.
+            // Alternating signs of one magnitude: the sum cancels, the bound does not.
             4 => {
                 if i % 2 == 0 {
                     1.0 + f32::EPSILON
@@ -244,8 +245,12 @@ fn matrix<E>(data: &[E], dim: usize) -> MatrixRef<'_, E> {
     MatrixRef::new(data, data.len() / dim, dim, Argument::Reference).expect("good")
 }
 
-/// Every key within its error, and no floor above a row that ranks before the row it was made from.
-fn attack<E: Element>(metric: Metric, query: MatrixRef<'_, E>, refs: MatrixRef<'_, E>) -> Result<(), TestCaseError> {
+/// Every key is within its error, and no floor rejects a row that ranks at or before the row from which it was computed.
+fn check_keys<E: Element>(
+    metric: Metric,
+    query: MatrixRef<'_, E>,
+    refs: MatrixRef<'_, E>,
+) -> Result<(), TestCaseError> {
     let (dim, count) = (refs.dim(), refs.rows());
     let all: Vec<u32> = (0..count as u32).collect();
     let rows: Vec<u32> = (0..query.rows() as u32).collect();
@@ -260,7 +265,7 @@ fn attack<E: Element>(metric: Metric, query: MatrixRef<'_, E>, refs: MatrixRef<'
                 score(simd, &prepared, refs, &all, &mut Widened::new(), &mut values);
                 let (shift, size) = shifts[i];
                 let roundoff = <E::Output as Output>::UNIT_ROUNDOFF;
-                let floor = Bound::new(metric, dim, shift, size, frame.scale2(), roundoff);
+                let bound = Bound::new(metric, dim, shift, size, frame.scale2(), roundoff);
                 for (j, &value) in values.iter().enumerate() {
                     let (key_j, error_j) = (key[i * count + j], error[i * count + j]);
                     prop_assert!(!error_j.is_nan());
@@ -275,23 +280,23 @@ fn attack<E: Element>(metric: Metric, query: MatrixRef<'_, E>, refs: MatrixRef<'
                         }
                         Geometry::Lp => -value * frame.scale2().sqrt(),
                     };
-                    // A distance is off by a share of itself besides.
+                    // An Lp key also has a relative error.
                     let share = if metric.geometry() == Geometry::Lp { lp_relative_error(metric, dim) } else { 0.0 };
-                    // What this reconstruction itself loses.
+                    // The error of computing `exact`.
                     let noise = 1e-12 * (shift.abs() + size + exact.abs());
                     prop_assert!(
                         (f64::from(key_j) - exact).abs() <= f64::from(error_j) + share * exact.abs() + noise,
-                        "{kernel}: key {key_j:e} of an exact {exact:e} is off by more than {error_j:e}"
+                        "{kernel}: key {key_j:e} of an exact {exact:e} has a larger error than {error_j:e}"
                     );
                     let rank = Neighbour::new::<E::Output>(metric, value, j as u32);
-                    let made = f64::from(floor.reject_below(rank.ranked_value(metric)));
+                    let made = f64::from(bound.reject_below(rank.ranked_value(metric)));
                     for (other, &other_value) in values.iter().enumerate() {
                         let at = i * count + other;
                         let upper = -lower(-key[at], error[at]);
                         if Neighbour::new::<E::Output>(metric, other_value, other as u32) <= rank {
                             prop_assert!(
                                 upper >= made || upper.is_nan(),
-                                "{kernel}: a floor hides a row that ranks before it"
+                                "{kernel}: a floor rejects a row that ranks before it"
                             );
                         }
                     }
@@ -306,7 +311,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn no_key_leaves_its_bound_and_no_floor_hides_a_neighbour(
+    fn no_key_leaves_its_bound_and_no_floor_rejects_a_neighbour(
         dim in prop_oneof![1usize..=130, Just(513), Just(2048)],
         kinds in prop::collection::vec(any::<u8>(), 2..60),
         seeds in prop::collection::vec(-2.0f32..2.0, 5..90),
@@ -321,19 +326,19 @@ proptest! {
             .collect();
         let queries = kinds.len().min(7) * dim;
         if double {
-            // Numbers that float32 does not hold.
+            // Numbers that are not exact in float32.
             let data: Vec<f64> = data.iter().map(|&x| f64::from(x) * (1.0 + 1e-10)).collect();
-            attack(metric, matrix(&data[..queries], dim), matrix(&data, dim))?;
-            attack_turned(metric, queries / dim, matrix(&data, dim))?;
+            check_keys(metric, matrix(&data[..queries], dim), matrix(&data, dim))?;
+            check_transposed(metric, queries / dim, matrix(&data, dim))?;
         } else {
-            attack(metric, matrix(&data[..queries], dim), matrix(&data, dim))?;
-            attack_turned(metric, queries / dim, matrix(&data, dim))?;
+            check_keys(metric, matrix(&data[..queries], dim), matrix(&data, dim))?;
+            check_transposed(metric, queries / dim, matrix(&data, dim))?;
         }
     }
 }
 
-/// A float32 number of exponent `exponent`, down to the subnormal ones and up to the largest; mantissas with all bits set or
-/// none, where roundings are largest, are frequent.
+/// A float32 number of exponent `exponent`, from denormals to the largest numbers. Mantissas with all bits set or none, which
+/// round the most, are frequent.
 fn number(bits: u32, exponent: i32) -> f32 {
     let mantissa = match bits >> 29 {
         0 => 0,
@@ -349,7 +354,7 @@ fn number(bits: u32, exponent: i32) -> f32 {
     if bits >> 28 & 1 == 1 { -size } else { size }
 }
 
-/// Rows of such numbers: `base` and `spread` say which exponents, `by_row` whether they differ between rows or columns.
+/// Rows of such numbers: `base` and `spread` give the exponents, `by_row` whether they vary by row or by element.
 fn rows_of_any_size(dim: usize, base: i32, spread: u32, by_row: bool, offset: bool, bits: &[u32]) -> Vec<f32> {
     let count = (bits.len() / dim).max(2);
     let at = |i: usize| bits[i % bits.len()];
@@ -389,15 +394,15 @@ proptest! {
         let queries = (data.len() / dim).min(5) * dim;
         if double {
             let data: Vec<f64> = data.iter().map(|&x| f64::from(x) * (1.0 + 1e-10)).collect();
-            attack(metric, matrix(&data[..queries], dim), matrix(&data, dim))?;
+            check_keys(metric, matrix(&data[..queries], dim), matrix(&data, dim))?;
         } else {
-            attack(metric, matrix(&data[..queries], dim), matrix(&data, dim))?;
-            unpacked::attack(metric, matrix(&data[..queries], dim), matrix(&data, dim))?;
+            check_keys(metric, matrix(&data[..queries], dim), matrix(&data, dim))?;
+            unpacked::check_thresholds(metric, matrix(&data[..queries], dim), matrix(&data, dim))?;
         }
     }
 }
 
-/// The bound must also be worth something: on ordinary data it is a few millionths of the keys, in 8 bits a few hundredths.
+/// The bound is also tight: on ordinary data a few millionths of the keys, in 8 bits a few hundredths.
 #[test]
 fn the_bound_is_tight_on_ordinary_rows() {
     let data: Vec<f32> = (0..64 * 128).map(|i| ((i * 7919) % 1000) as f32 / 500.0 - 1.0).collect();
@@ -413,9 +418,9 @@ fn the_bound_is_tight_on_ordinary_rows() {
     }
 }
 
-/// A symmetric tile must also leave out what is far: on ordinary rows nearly all that a floor excludes.
+/// A symmetric tile also rejects far rows: on ordinary data, nearly all that are below a floor.
 #[test]
-fn a_symmetric_tile_is_no_blunter_than_two() {
+fn a_symmetric_tile_rejects_ordinary_rows() {
     let data: Vec<f32> = (0..64 * 128).map(|i| ((i * 7919) % 1000) as f32 / 500.0 - 1.0).collect();
     let (refs, metric) = (matrix(&data, 128), Metric::SqEuclidean);
     for simd in Level::available().into_iter().filter_map(Simd::new) {
@@ -426,11 +431,12 @@ fn a_symmetric_tile_is_no_blunter_than_two() {
             .iter()
             .map(|&(shift, size)| Bound::new(metric, 128, shift, size, frame.scale2(), 0.0).reject_below(1.0))
             .collect();
-        let Some(reported) = arch::with_int8(simd, Turned { simd, frame: &frame, queries: 64, refs, floors: &floors })
+        let Some(reported) =
+            arch::with_int8(simd, TransposedPairs { simd, frame: &frame, queries: 64, refs, floors: &floors })
         else {
             continue;
         };
-        // Squared distances of different rows are far above 1: each finds itself.
+        // Squared distances of different rows are far above 1, so each row is near itself only.
         let pairs: Vec<usize> = (0..64 * 64).filter(|&pair| reported[pair]).collect();
         let near = |pair: &usize| {
             let (i, j) = (pair / 64, pair % 64);
@@ -441,9 +447,9 @@ fn a_symmetric_tile_is_no_blunter_than_two() {
     }
 }
 
-/// A row too large to filter takes its panel out of the filter, and nothing else.
+/// A row too large to filter disables the filter for its own panel only.
 #[test]
-fn a_giant_row_is_reported_and_leaves_the_others_alone() {
+fn a_huge_row_is_reported_and_affects_its_panel_only() {
     let mut data: Vec<f32> = (0..300 * 4).map(|i| ((i * 31) % 17) as f32).collect();
     data[299 * 4] = 1e38;
     let (query, refs) = (matrix(&data[..4 * 4], 4), matrix(&data, 4));
@@ -460,7 +466,7 @@ fn a_giant_row_is_reported_and_leaves_the_others_alone() {
     }
 }
 
-/// The share of a key that may be wrong is small beside the spread of ordinary distances.
+/// The error of a distance is small compared with the spread of ordinary distances.
 #[test]
 fn the_bound_of_distances_is_tight_on_ordinary_rows() {
     let data: Vec<f32> = (0..64 * 128).map(|i| ((i * 7919) % 1000) as f32 / 500.0 - 1.0).collect();

@@ -1,7 +1,7 @@
-//! Attacks on the two bounds of a search by radius: what is below the floor is outside, what is above the ceiling inside.
+//! Property tests of floor and ceiling: rows below the floor are outside a radius, rows above the ceiling inside.
 //!
-//! The edge is put on the float64 value of each pair and on the numbers beside it, where one misjudged rounding shows. The
-//! rows are those that attack the keys.
+//! The edge is the float64 value of each pair and the numbers next to it, where a single wrong rounding shows. The rows are
+//! those of the tests of keys.
 
 use proptest::prelude::*;
 
@@ -16,15 +16,15 @@ use crate::filter::panels::PackedQuery;
 use crate::matrix::MatrixRef;
 use crate::metric::Metric;
 
-/// Values of a query with all rows, their keys and the errors of these.
+/// Values of a query with all rows, and their keys with errors.
 struct Judged {
-    floor: Bound,
+    bound: Bound,
     values: Vec<f64>,
     keys: Vec<(f32, f32)>,
 }
 
-/// The number a bar has: keys below it are not reported.
-fn bar(floor: f32, error: f32) -> f32 {
+/// The kernel's threshold: keys below it are not reported.
+fn reject_threshold(floor: f32, error: f32) -> f32 {
     floor - error
 }
 
@@ -39,7 +39,7 @@ fn judge(simd: Simd, metric: Metric, query: MatrixRef<'_, f32>, refs: MatrixRef<
         score(simd, &Prepared::new(metric, query.row(i)), refs, &all, &mut Widened::new(), &mut values);
         let of = |at: usize| (keys.key[at], keys.error[at]);
         Judged {
-            floor: Bound::new(metric, query.dim(), shift, size, frame.scale2(), 0.0),
+            bound: Bound::new(metric, query.dim(), shift, size, frame.scale2(), 0.0),
             values,
             keys: (0..refs.rows()).map(|j| of(i * refs.rows() + j)).collect(),
         }
@@ -70,15 +70,15 @@ proptest! {
         let queries = data.len().min(7);
         let query = MatrixRef::new(&flat[..queries * dim], queries, dim, Argument::Query).expect("good");
         for simd in Level::available().into_iter().filter_map(Simd::new) {
-            for Judged { floor, values, keys } in judge(simd, metric, query, refs).into_iter().flatten() {
+            for Judged { bound, values, keys } in judge(simd, metric, query, refs).into_iter().flatten() {
                 let edges = values.iter().flat_map(|v| [*v, v.next_up(), v.next_down(), v * 1.000_001, v * other]);
                 for edge in edges.chain([0.0, 1.0, 2.0, -1.0, other, f64::MAX, f64::MIN_POSITIVE]) {
-                    let (out, sure) = (floor.reject_below(edge), floor.accept_above(edge));
+                    let (out, sure) = (bound.reject_below(edge), bound.accept_above(edge));
                     for (&value, &(key, error)) in values.iter().zip(&keys) {
                         let inside = if metric.largest_first() { value >= edge } else { value <= edge };
-                        let (low, high) = (bar(out, error), accept_threshold(sure, error));
+                        let (low, high) = (reject_threshold(out, error), accept_threshold(sure, error));
                         if inside {
-                            // Not `>=`: what is not a number is reported.
+                            // Not `>=`: NaN is reported.
                             #[expect(clippy::neg_cmp_op_on_partial_ord, reason = "NaN must pass")]
                             let reported = !(key < low);
                             prop_assert!(reported, "{metric:?}: {value:e} is within {edge:e}, but {key:e} below {low:e}");
@@ -93,25 +93,27 @@ proptest! {
     }
 }
 
-/// The bounds must also be worth something: on ordinary data they decide nearly every pair, in 8 bits most.
+/// The bounds are also tight: on ordinary data they decide nearly every pair, in 8 bits most.
 #[test]
-fn few_ordinary_rows_stand_between_the_bounds() {
+fn few_ordinary_rows_are_between_the_bounds() {
     let data: Vec<f32> = (0..300 * 64).map(|i| ((i * 7919) % 1009) as f32 / 500.0 - 1.0).collect();
     let matrix = MatrixRef::new(&data, 300, 64, Argument::Reference).expect("good");
     for simd in Level::available().into_iter().filter_map(Simd::new) {
         for metric in Metric::ALL {
             for (judged, most) in judge(simd, metric, matrix, matrix).into_iter().zip([1_500, 30_000]) {
                 let mut undecided = 0;
-                for Judged { floor, values, keys } in judged {
+                for Judged { bound, values, keys } in judged {
                     let mut sorted = values.clone();
                     sorted.sort_by(f64::total_cmp);
                     let edge = sorted[150];
-                    let (out, sure) = (floor.reject_below(edge), floor.accept_above(edge));
+                    let (out, sure) = (bound.reject_below(edge), bound.accept_above(edge));
                     assert!(out < sure);
-                    let decided = |key: f32, error: f32| key < bar(out, error) || key > accept_threshold(sure, error);
+                    let decided = |key: f32, error: f32| {
+                        key < reject_threshold(out, error) || key > accept_threshold(sure, error)
+                    };
                     undecided += keys.iter().filter(|(key, error)| !decided(*key, *error)).count();
                 }
-                // The row on the edge itself, and those that come within the error of it.
+                // The row on the edge itself, and the rows within the error of it.
                 assert!((300..most).contains(&undecided), "{metric:?}: {undecided} of 90,000 pairs are undecided");
             }
         }

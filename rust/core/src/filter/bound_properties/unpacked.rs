@@ -1,4 +1,5 @@
-//! Attacks on the thresholds of rows that are not packed: whatever row a bar is made from, no row that ranks up to it is left out.
+//! Property tests of the thresholds of unpacked rows: a threshold computed from any row rejects no row that ranks at or
+//! before it.
 
 use proptest::prelude::*;
 
@@ -12,7 +13,7 @@ use crate::matrix::{Element, MatrixRef, Output};
 use crate::metric::{Geometry, Metric};
 use crate::order::Neighbour;
 
-/// Rows that a panel reports for each query, its thresholds made from the value of the row `made_from` names among `ranks`.
+/// The rows that a panel reports for each query, with thresholds from the value of row `made_from` in `ranks`.
 fn reported<E: Element>(
     simd: Simd,
     metric: Metric,
@@ -39,13 +40,13 @@ fn ranks<E: Element>(simd: Simd, metric: Metric, query: &Prepared, refs: MatrixR
     all.iter().zip(values).map(|(&row, value)| Neighbour::new::<E::Output>(metric, value, row)).collect()
 }
 
-/// The metrics that are searched among rows as they lie.
+/// The metrics with unpacked keys.
 fn metrics() -> Vec<Metric> {
     Metric::ALL.into_iter().filter(|metric| metric.geometry() != Geometry::Lp).collect()
 }
 
-/// No row that ranks at or before the row that a bar was made from stays below it.
-pub(super) fn attack<E: Element>(
+/// No row that ranks at or before row `made_from` is rejected by the threshold of that row.
+pub(super) fn check_thresholds<E: Element>(
     metric: Metric,
     query: MatrixRef<'_, E>,
     refs: MatrixRef<'_, E>,
@@ -62,7 +63,7 @@ pub(super) fn attack<E: Element>(
                 for rank in ranks.iter().filter(|rank| !rank.is_behind(ranks[made_from])) {
                     prop_assert!(
                         reported.contains(&rank.row()),
-                        "{:?}: row {} ranks up to row {made_from} and is left out",
+                        "{:?}: row {} ranks up to row {made_from} and is rejected",
                         simd.level(),
                         rank.row()
                     );
@@ -77,7 +78,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 50, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn no_threshold_hides_a_neighbour(
+    fn no_threshold_rejects_a_neighbour(
         dim in prop_oneof![1usize..=130, Just(2048)],
         kinds in prop::collection::vec(any::<u8>(), 2..40),
         seeds in prop::collection::vec(-2.0f32..2.0, 5..90),
@@ -90,13 +91,13 @@ proptest! {
             .flat_map(|(i, &kind)| row(if same_kind { kinds[0] } else { kind }, dim, &seeds[i % (seeds.len() / 2)..]))
             .collect();
         let queries = kinds.len().min(UNPACKED_LANES) * dim;
-        attack(metric, matrix(&data[..queries], dim), matrix(&data, dim))?;
+        check_thresholds(metric, matrix(&data[..queries], dim), matrix(&data, dim))?;
     }
 }
 
-/// The thresholds must also be worth something: on ordinary rows hardly more than the rows that count reach them.
+/// The thresholds are also tight: on ordinary data hardly more rows reach them than rank before them.
 #[test]
-fn bars_leave_out_ordinary_rows() {
+fn thresholds_reject_ordinary_rows() {
     let data: Vec<f32> = (0..300 * 64).map(|i| ((i * 7919) % 1009) as f32 / 500.0 - 1.0).collect();
     let (query, refs) = (matrix(&data[..16 * 64], 64), matrix(&data, 64));
     for simd in Level::available().into_iter().filter_map(Simd::new) {
