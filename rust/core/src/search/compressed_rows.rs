@@ -1,8 +1,8 @@
-//! Lists of different lengths, one a query, as compressed rows: what a search by radius returns.
+//! Compressed rows (CSR): the lists of all queries one after the other, as a search by radius returns them.
 //!
 //! ```text
 //! Part of each chunk of queries ──join──────────> starts, rows, values
-//! Part, each pair once          ──join_triangle─> the same, each pair in the lists of both its rows
+//! Part, upper triangle only     ──join_triangle─> the same, each pair in the lists of both rows
 //! ```
 
 use rayon::prelude::*;
@@ -11,28 +11,28 @@ use crate::error::Result;
 use crate::matrix::Output;
 use crate::runtime::alloc::{try_vec, try_zeroed};
 
-/// What the lists of a search are called when there is no memory for them.
+/// The purpose of the lists in [`crate::Error::OutOfMemory`].
 pub(crate) const FOUND: &str = "the rows within the radius";
 
-/// The rows within a radius of each query, as compressed rows.
+/// The rows within a radius of each query, in CSR form.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Within<T> {
-    /// Query `i` found the places `starts[i] .. starts[i + 1]` of `rows` and `values`; one more than there are queries.
+    /// The row pointer: the list of query `i` is `starts[i] .. starts[i + 1]` of `rows` and `values`. Queries + 1 entries.
     pub starts: Vec<i64>,
     /// Reference rows.
     pub rows: Vec<i64>,
-    /// Their distances or similarities; empty when not wanted.
+    /// Their distances or similarities; empty if not requested.
     pub values: Vec<T>,
 }
 
-/// What the queries of a chunk have found, in its final order.
+/// The sorted lists of a chunk of queries.
 pub(crate) struct Part<O> {
     pub(crate) counts: Vec<usize>,
     pub(crate) rows: Vec<u32>,
     pub(crate) values: Vec<O>,
 }
 
-/// One answer from those of the chunks; each is given up once it is copied.
+/// Join the parts of all chunks; each part is freed once it is copied.
 pub(crate) fn join<O: Output>(
     parts: Vec<Part<O>>,
     queries: usize,
@@ -64,20 +64,20 @@ pub(crate) fn join<O: Output>(
         values.copy_from_slice(&part.values);
     };
     if threads == 1 || copies.len() < 2 {
-        // Stay on this thread: it may be the caller's.
+        // No rayon call: this may be the caller's thread.
         copies.into_iter().for_each(copy);
     } else {
-        // In parallel: the first touch of new pages takes longer than the copy.
+        // In parallel: page faults of the new arrays take longer than the copy.
         copies.into_par_iter().with_max_len(1).for_each(copy);
     }
     Ok(Within { starts, rows, values })
 }
 
-/// One answer from parts in which each pair stands once, in the row of the lower number.
+/// Join parts that have each pair once, in the list of the lower row.
 pub(crate) fn join_triangle<O: Output>(parts: Vec<Part<O>>, with_values: bool) -> Result<Within<O>> {
     let counts = || parts.iter().flat_map(|part| &part.counts);
     let queries = counts().count();
-    // First how many rows each query has before itself, then where the next of them goes.
+    // First the number of rows before each query, then the place of the next of them.
     let mut places = try_zeroed::<usize>(queries, FOUND)?;
     each_query(&parts, |query, rows, _| {
         rows.iter().filter(|&&row| row as usize != query).for_each(|&row| places[row as usize] += 1);
@@ -93,7 +93,7 @@ pub(crate) fn join_triangle<O: Output>(parts: Vec<Part<O>>, with_values: bool) -
     let mut rows = try_zeroed::<i64>(total, FOUND)?;
     let mut values = try_zeroed::<O>(if with_values { total } else { 0 }, FOUND)?;
     each_query(&parts, |query, found, measured| {
-        // In ascending order of the queries: all rows before this one have been entered.
+        // Queries ascend, so all rows before this one have been entered.
         let own = places[query];
         for (i, &row) in found.iter().enumerate() {
             let mut enter = |place: usize, row: usize| {
@@ -112,7 +112,7 @@ pub(crate) fn join_triangle<O: Output>(parts: Vec<Part<O>>, with_values: bool) -
     Ok(Within { starts, rows, values })
 }
 
-/// Call `visit` with the number of each query, in ascending order, the rows it found and, where wanted, their values.
+/// Call `visit` for each query, in ascending order, with its number, its rows and their values, if any.
 fn each_query<O>(parts: &[Part<O>], mut visit: impl FnMut(usize, &[u32], &[O])) {
     let mut query = 0;
     for part in parts {

@@ -1,4 +1,4 @@
-//! Keys of a group of queries with some references: the three ways to form them, behind one trait.
+//! Keys of a group of queries and a run of references: three engines behind one trait.
 //!
 //! ```text
 //! Packed<K>   query panel of MR rows x panels of NR rows     kernel K of arch, int8 or float32 codes
@@ -6,8 +6,14 @@
 //! Direct      one query x rows as passed                     no keys: every row is a candidate
 //! ```
 //!
-//! A [`Scanner`] is ready for all queries of a search; an [`Engine`] holds one chunk of them. Both are object-safe: the loop
-//! nest calls them once for a run of rows, and is compiled once.
+//! The three trade preparation for speed per pair. Packing reads all references once and then rejects most rows by a fraction
+//! of a multiply-add per column, which pays for many queries, or for few if the panels are cached. Unpacked keys cost no
+//! preparation, but a float32 pass over the rows. A direct scan has no key to compute, which pays for one or two queries, and
+//! where a filter would reject too little.
+//!
+//! A [`Scanner`] serves all queries of a search; an [`Engine`] holds one chunk of them. Both are object-safe, so that the
+//! loop nest is compiled once and not per kernel and question. A virtual call per run costs nothing measurable: a run is
+//! thousands of multiply-adds at least.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -23,39 +29,39 @@ use crate::filter::panels::{FirstBad, KeyErrors, PackedQuery};
 use crate::filter::unpacked::{MOST_ROWS, Panel, UnpackedTerms};
 use crate::filter::{Filter, with_filter};
 
-/// A filter made ready for one source of references.
+/// A filter, prepared for one source of references and shared by all threads.
 pub(crate) trait Scanner: Sync {
-    /// References of a unit: a panel, or one row.
+    /// Rows of a unit, the smallest piece of the references that can be scanned: a panel, or one row.
     fn unit_rows(&self) -> usize;
-    /// The engine for some queries.
+    /// An engine for a chunk of queries.
     fn engine<'s>(&'s self, queries: &[u32], prepared: &[Prepared]) -> Result<Box<dyn Engine + 's>>;
-    /// Whether engines take thresholds of both sides of a pair.
+    /// Whether engines accept floors for both sides of a pair.
     fn is_symmetric(&self) -> bool {
         false
     }
-    /// Where rows that are not finite are reported; `None` where all rows are known to be finite.
+    /// Where rows that are not finite are reported; `None` if all rows are known to be finite.
     fn bad_rows(&self) -> Option<&FirstBad> {
         None
     }
 }
 
-/// A chunk of queries ready to meet references.
+/// A chunk of queries, encoded for one filter.
 pub(crate) trait Engine {
-    /// Queries that are scanned together, at most.
+    /// Most queries in a group: they are scanned together.
     fn lanes(&self) -> usize;
-    /// Units of a block: they stay in cache while all queries of the chunk meet them.
+    /// Most units in a block, so that it stays in cache while all queries of the chunk scan it.
     fn block_units(&self) -> usize;
-    /// Units of the first scan of queries that have no threshold yet; doubled until a block is scanned at once.
+    /// Units of the first run of queries without a floor; doubled up to a whole block.
     fn warm_up_units(&self) -> usize;
-    /// Lists for the candidates of a group.
+    /// Candidate lists with room for a group and a block.
     fn lists(&self) -> CandidateLists;
-    /// How keys of a query relate to its values; `None` where there are no keys.
+    /// The relation of a query's keys to its values; `None` if this engine has no keys.
     fn key_map(&self, query: usize) -> Option<KeyMap>;
-    /// How far keys of a query may be from the truth; `None` where candidates have no keys.
+    /// The error bounds of a query's keys; `None` if candidates are reported without keys.
     fn errors(&self, query: usize) -> Option<KeyErrors<'_>>;
-    /// Report every row of `units` whose key may reach the floor of a query. Queries are `first` and those after it, one
-    /// floor each. With `theirs` a row is also reported where the query may reach the floor of the row, `unit_rows` floors a
-    /// unit.
+    /// Report every row of `units` whose exact key may reach the floor of a query, in ascending order. `floors` has one floor
+    /// for each query from `first`. With `theirs`, `unit_rows` floors per unit, a row is also reported if the pair may reach
+    /// the floor of the row as a query.
     fn scan(
         &mut self,
         first: usize,
@@ -67,7 +73,7 @@ pub(crate) trait Engine {
     ) -> Result<()>;
 }
 
-/// Make `filter` ready for the references of a search.
+/// Prepare `filter` for the references of a search. Packed filters pack all references here, or take them from the cache.
 pub(crate) fn scanner<'a>(context: &'a Context<'a>, filter: Filter) -> Result<Box<dyn Scanner + 'a>> {
     match filter {
         Filter::Direct => Ok(Box::new(Direct::new(context))),
@@ -76,6 +82,7 @@ pub(crate) fn scanner<'a>(context: &'a Context<'a>, filter: Filter) -> Result<Bo
     }
 }
 
+/// [`Packed`] for the kernel of a level, a metric and a filter.
 struct MakePacked<'a> {
     context: &'a Context<'a>,
 }
@@ -91,9 +98,10 @@ impl<'a> WithKernel for MakePacked<'a> {
     }
 }
 
-/// All references as panels of kernel `K`.
+/// All references as panels of kernel `K`; shared, since a cache may hold them too.
 struct Packed<'a, K: Microkernel> {
     context: &'a Context<'a>,
+    /// Holds the token that proves its instruction set.
     kernel: K,
     panels: Arc<Panels<K>>,
 }
@@ -106,6 +114,7 @@ impl<K: Microkernel> Scanner for Packed<'_, K> {
     fn engine<'s>(&'s self, queries: &[u32], _: &[Prepared]) -> Result<Box<dyn Engine + 's>> {
         let Panels { frame, packed } = &*self.panels;
         let query = PackedQuery::pack(self.context.simd, frame, self.context.query, queries)?;
+        // In a self-search queries and references have the same numbers. The tile needs their offsets as references too.
         let as_references = if self.is_symmetric() { queries.to_vec() } else { Vec::new() };
         let scale2 = frame.scale2();
         Ok(Box::new(PackedEngine { scanner: self, packed, query, as_references, scale2 }))
@@ -116,12 +125,15 @@ impl<K: Microkernel> Scanner for Packed<'_, K> {
     }
 }
 
+/// A chunk of queries as panels of `MR` rows. A panel stays in the first-level cache while it is scanned against a run of
+/// reference panels.
 struct PackedEngine<'s, K: Microkernel> {
     scanner: &'s Packed<'s, K>,
     packed: &'s crate::filter::panels::PackedReference<K>,
     query: PackedQuery<K>,
-    /// The numbers of the queries, which are those of the same rows as references in a self-search; empty otherwise.
+    /// The numbers of the queries, used as reference rows by symmetric tiles; empty if the kernel has none.
     as_references: Vec<u32>,
+    /// The square of the frame's scale: keys are of scaled rows.
     scale2: f64,
 }
 
@@ -131,6 +143,7 @@ impl<K: Microkernel> Engine for PackedEngine<'_, K> {
     }
 
     fn block_units(&self) -> usize {
+        // By bytes: wide rows make large panels. At most `MAX_RUN`, for which the candidate lists have room.
         plan::block_panels(self.packed.panel_bytes())
     }
 
@@ -144,6 +157,7 @@ impl<K: Microkernel> Engine for PackedEngine<'_, K> {
 
     fn key_map(&self, query: usize) -> Option<KeyMap> {
         let context = self.scanner.context;
+        // Keys are of centred rows: the shift of the query leads back to its values.
         let (shift, shift_size) = self.query.shifts[query];
         Some(KeyMap { metric: context.metric, dim: context.query.dim(), shift, shift_size, scale2: self.scale2 })
     }
@@ -162,15 +176,18 @@ impl<K: Microkernel> Engine for PackedEngine<'_, K> {
         candidates: &mut CandidateLists,
     ) -> Result<()> {
         let kernel = self.scanner.kernel;
+        // Lanes without a query stay closed: their threshold is infinity, and the kernel may skip them.
         let mut thresholds = Thresholds::closed();
         for (m, floor) in floors.iter().enumerate() {
             thresholds.open(m, *floor, self.query.terms[first + m]);
         }
         let panel = QueryPanel { codes: self.query.panel(first / K::MR), thresholds: &thresholds };
+        // Verifies the codes first, if they are mapped from a file.
         let run = self.packed.run(units.start, units.end, visit)?;
         match (theirs, K::SCAN_SYMMETRIC) {
             (None, _) => kernel.scan(&panel, &run, candidates),
             (Some(theirs), Some(scan_symmetric)) => {
+                // The products of a tile are the same both ways; only offsets and floors are those of the other side.
                 let mut transposed = Transposed::closed(theirs);
                 for m in 0..floors.len() {
                     let (offset, terms) = self.packed.row(self.as_references[first + m] as usize);
@@ -178,15 +195,16 @@ impl<K: Microkernel> Engine for PackedEngine<'_, K> {
                 }
                 scan_symmetric(kernel, &panel, &run, &transposed, candidates);
             }
-            (Some(_), None) => return Err(Error::Panic("a kernel without symmetric tiles was asked for one".into())),
+            (Some(_), None) => return Err(Error::Panic("this kernel has no symmetric tiles".into())),
         }
         Ok(())
     }
 }
 
-/// Rows as they lie, each scored in float64.
+/// Unpacked rows without a filter: each pair gets its float64 value.
 struct Direct<'a> {
     context: &'a Context<'a>,
+    /// The lowest row of any thread that is not finite.
     bad: FirstBad,
 }
 
@@ -195,7 +213,7 @@ impl<'a> Direct<'a> {
         Self { context, bad: FirstBad::new() }
     }
 
-    /// Rows of a block.
+    /// Rows of a block: in cache for all queries of the chunk, and at most the rows of one unpacked scan.
     fn block(&self) -> usize {
         plan::block_rows(self.context.source.rows.row_bytes()).min(MOST_ROWS)
     }
@@ -211,14 +229,17 @@ impl Scanner for Direct<'_> {
     }
 
     fn bad_rows(&self) -> Option<&FirstBad> {
+        // Rows of an index were checked when they were added.
         (!self.context.source.finite).then_some(&self.bad)
     }
 }
 
+/// Holds nothing of its queries: [`super::scan`] has them prepared for their values.
 struct DirectEngine<'s>(&'s Direct<'s>);
 
 impl Engine for DirectEngine<'_> {
     fn lanes(&self) -> usize {
+        // Every row is a candidate of every query, so scanning queries together would share nothing.
         1
     }
 
@@ -227,6 +248,7 @@ impl Engine for DirectEngine<'_> {
     }
 
     fn warm_up_units(&self) -> usize {
+        // No threshold rejects anything here: short first runs would not pay.
         usize::MAX
     }
 
@@ -251,12 +273,13 @@ impl Engine for DirectEngine<'_> {
         _: Option<&[f32]>,
         candidates: &mut CandidateLists,
     ) -> Result<()> {
+        // Lists of rows, as from any engine: exclusion, prefetching and rescoring exist once, in the loop nest.
         candidates.extend(0, units.start as u32..units.end as u32);
         Ok(())
     }
 }
 
-/// Rows as they lie, filtered in float32.
+/// Unpacked rows, filtered by float32 keys.
 struct Unpacked<'a>(Direct<'a>);
 
 impl Scanner for Unpacked<'_> {
@@ -266,6 +289,7 @@ impl Scanner for Unpacked<'_> {
 
     fn engine<'s>(&'s self, _: &[u32], prepared: &[Prepared]) -> Result<Box<dyn Engine + 's>> {
         let metric = self.0.context.metric;
+        // The sum of a lane depends on its query and the row alone, so the grouping of queries affects no key.
         let panels = prepared.chunks(UNPACKED_LANES).map(|queries| Panel::new(metric, queries)).collect();
         let terms = prepared.iter().map(|query| Panel::terms(metric, query)).collect();
         Ok(Box::new(UnpackedEngine { scanner: &self.0, panels, terms, wide: Widened::new() }))
@@ -276,10 +300,13 @@ impl Scanner for Unpacked<'_> {
     }
 }
 
+/// A chunk of queries in panels of sixteen, one lane per query, so that no sum over the columns has to be folded.
 struct UnpackedEngine<'s> {
     scanner: &'s Direct<'s>,
     panels: Vec<Panel>,
+    /// One per query: how its keys relate to values, and the terms of its thresholds.
     terms: Vec<(KeyMap, UnpackedTerms)>,
+    /// Rows of half precision, widened.
     wide: Widened,
 }
 
@@ -305,6 +332,7 @@ impl Engine for UnpackedEngine<'_> {
     }
 
     fn errors(&self, _: usize) -> Option<KeyErrors<'_>> {
+        // The error depends on the norm of each row and is part of its threshold, which is not reported.
         None
     }
 
@@ -318,21 +346,24 @@ impl Engine for UnpackedEngine<'_> {
         candidates: &mut CandidateLists,
     ) -> Result<()> {
         let context = self.scanner.context;
+        // Groups are panels: `first` is a multiple of the lanes.
         let panel = &mut self.panels[first / UNPACKED_LANES];
         for (lane, floor) in floors.iter().enumerate() {
             panel.reject_below(lane, self.terms[first + lane].1, *floor);
         }
+        // Before any row is read: the rows may be mapped from a damaged file.
         context.source.verify(units.clone())?;
         panel.scan(context.simd, context.source.rows, units.start, units.end, &mut self.wide, candidates);
         Ok(())
     }
 }
 
-/// The outcome of a scan, unless a row was found not to be finite.
-pub(crate) fn check_rows<T>(context: &Context<'_>, scanner: &dyn Scanner, outcome: Result<T>) -> Result<T> {
+/// `outcome`, or an error if the scan has found a row that is not finite. Such a row takes precedence over the outcome: it
+/// was dropped, so a query may have too few neighbours.
+pub(crate) fn check_bad_rows<T>(context: &Context<'_>, scanner: &dyn Scanner, outcome: Result<T>) -> Result<T> {
     let Some(bad) = scanner.bad_rows() else { return outcome };
+    // A cancelled scan has not seen all rows. Otherwise a chunk of queries has, so the first bad row is known.
     context.monitor.check()?;
-    // A chunk of queries has met every row, so the first bad one is known now.
     bad.check(context.source.rows, Argument::Reference)?;
     outcome
 }

@@ -1,16 +1,16 @@
-//! Which reference rows each query is asked to rank: lists of rows, shared by the queries of a group.
+//! The target rows whose ranks are computed for each query: lists of rows, shared by the queries of a group.
 
 use crate::error::{Error, Result};
 use crate::runtime::alloc::try_zeroed;
 
-/// The target rows of each query, by way of named groups.
+/// The target rows of each query, by groups.
 #[derive(Debug, Clone, Copy)]
 pub struct Groups<'a> {
     /// The group of each query.
     pub query_group: &'a [i64],
-    /// Group `g` has the places `offsets[g] .. offsets[g + 1]` of `rows`; one more than there are groups.
+    /// Group `g` is `offsets[g] .. offsets[g + 1]` of `rows`. Groups + 1 entries.
     pub offsets: &'a [i64],
-    /// Reference rows, each once in a group, in any order.
+    /// Reference rows, in any order and at most once per group.
     pub rows: &'a [i64],
 }
 
@@ -21,7 +21,7 @@ impl<'a> Groups<'a> {
         &self.rows[self.offsets[group] as usize..self.offsets[group + 1] as usize]
     }
 
-    /// Refuse groups that contradict themselves or name rows that do not exist.
+    /// Refuse inconsistent groups and rows that do not exist.
     pub(crate) fn check(&self, queries: usize, references: usize) -> Result<()> {
         let bad = |argument, wanted, given| Err(Error::BadArray { argument, wanted, given });
         let Some((&last, &[first, ..])) = self.offsets.last().zip(Some(self.offsets)) else {
@@ -48,7 +48,7 @@ impl<'a> Groups<'a> {
             let given = format!("{} at position {at}", self.query_group[at]);
             return bad("query_group", format!("name groups from 0 to below {groups}"), given);
         }
-        // The last group that named a row; one more, so that 0 is none.
+        // One more than the last group with this row; 0 if there is none.
         let mut named = try_zeroed::<usize>(references, "the groups of rows")?;
         for group in 0..groups {
             for at in self.offsets[group] as usize..self.offsets[group + 1] as usize {

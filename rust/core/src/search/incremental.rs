@@ -1,15 +1,16 @@
-//! The k nearest among references that arrive block by block, for those that do not fit in memory.
+//! The k nearest among references that arrive in blocks, since they do not fit in memory or are segments of an index.
 //!
 //! ```text
 //! k places of each query, all empty
 //! for each block of references
-//!     k-th place ──> initial threshold of the query ──> knn: only rows before it survive
-//!     found ──numbered after the rows before──> merged into the places
-//! places ──> values and rows, the same bytes as from one search of all blocks together
+//!     k-th place ──> initial threshold of the query ──> knn: only rows before it are found
+//!     found ──rows offset by the rows of earlier blocks──> merged into the places
+//! places ──> values and rows, the same bytes as one search of all blocks
 //! ```
 //!
-//! The order of neighbours is total and known in float64, so the k first of all blocks are the k first of the k first of
-//! each. Among equal values the row that came first stays first, so a row of a later block must be strictly nearer.
+//! The order of neighbours is total and its float64 ranks are kept, so the first k of all blocks are among the first k of
+//! each. Earlier rows have lower numbers and come first among equal values, so a row of a later block must be strictly
+//! nearer.
 
 use super::knn::{self, Neighbours, Options, numbered_from};
 use super::nearest::Out;
@@ -23,8 +24,8 @@ use crate::order::{Neighbour, Ranking};
 use crate::runtime::alloc::{try_vec, try_zeroed};
 use crate::runtime::{Monitor, float_env};
 
-/// The nearest so far of some queries. The queries themselves are handed in again with each block, which makes a new one: so
-/// a block is taken in whole or not at all.
+/// The nearest neighbours so far of a set of queries. Each block makes a new `BlockSearch`, so a block is added completely or
+/// not at all. The queries themselves are not stored: they are passed with each block.
 #[derive(Debug)]
 pub struct BlockSearch<'a> {
     options: Options<'a>,
@@ -32,12 +33,12 @@ pub struct BlockSearch<'a> {
     dim: usize,
     /// References so far.
     rows: usize,
-    /// `k` of each query, in their order.
+    /// `k` places per query, sorted.
     places: Vec<Neighbour>,
 }
 
 impl<'o> BlockSearch<'o> {
-    /// A search that has seen no references yet.
+    /// A search without references.
     ///
     /// # Errors
     /// [`Error::NonFinite`] for a query row, [`Error::OutOfMemory`].
@@ -45,7 +46,7 @@ impl<'o> BlockSearch<'o> {
         Self::of(&query, options)
     }
 
-    /// The same for queries of any type.
+    /// [`BlockSearch::new`] for queries of any type.
     pub(crate) fn of(query: &dyn Rows, options: Options<'o>) -> Result<Self> {
         check_finite(query)?;
         let places = knn::places(query.rows(), options.k)?;
@@ -84,16 +85,16 @@ impl<'o> BlockSearch<'o> {
         Execution::decide(self.options.simd, self.options.threads, &problem)
     }
 
-    /// Whether a block of `references` rows is searched before a hand-over to other threads would be.
+    /// Whether the search of a block of `references` rows takes less time than handing it to the pool.
     pub fn is_small<E: Element>(&self, references: usize) -> bool {
         self.execution::<E>(references).is_inline()
     }
 
-    /// This search after one more block, whose rows are numbered on from those before.
+    /// This search with one more block, whose row numbers continue those of the earlier blocks.
     ///
     /// # Errors
-    /// [`Error::DimensionMismatch`], [`Error::BadBuffer`] if these are other queries than before, [`Error::TooManyRows`],
-    /// [`Error::NonFinite`] with the row as numbered, [`Error::OutOfMemory`], [`Error::Cancelled`].
+    /// [`Error::DimensionMismatch`], [`Error::BadBuffer`] if the queries have another shape, [`Error::TooManyRows`],
+    /// [`Error::NonFinite`] with the row among all references, [`Error::OutOfMemory`], [`Error::Cancelled`].
     pub fn with<E: Element>(
         &self,
         query: MatrixRef<'_, E>,
@@ -108,8 +109,7 @@ impl<'o> BlockSearch<'o> {
         Ok(after)
     }
 
-    /// Search one more source of references; the caller has begun the monitor. After an error this search cannot be used
-    /// any more.
+    /// Search one more source of references; the caller has started the monitor. After an error this search must not be used.
     pub(crate) fn add(&mut self, query: &dyn Rows, source: Source<'_>, monitor: &Monitor) -> Result<()> {
         let reference = source.rows;
         if query.dim() != reference.dim() {
@@ -131,12 +131,12 @@ impl<'o> BlockSearch<'o> {
 
     fn add_here(&mut self, query: &dyn Rows, source: Source<'_>, problem: Problem, monitor: &Monitor) -> Result<()> {
         if self.places.is_empty() || source.rows.rows() == 0 {
-            // Nothing to search, but what was passed must still be good.
+            // There is nothing to search, but references that are not finite are refused all the same.
             return source.check_finite(problem.threads, monitor);
         }
         let Options { k, metric, exclude, simd, .. } = self.options;
         let mut initial = Vec::new();
-        // Before k rows have come, no query has k neighbours.
+        // With fewer than k references so far, no query has k neighbours.
         if self.rows >= k {
             initial = try_vec(self.queries, "the neighbours")?;
             initial.extend(self.places.chunks(k).map(|places| places[k - 1].threshold()));
@@ -160,7 +160,7 @@ impl<'o> BlockSearch<'o> {
     /// The neighbours among all references so far.
     ///
     /// # Errors
-    /// [`Error::ReferenceLacksQueries`], [`Error::KTooLarge`] and [`Error::KTooLargeWithoutSelf`]: there are too few of them.
+    /// [`Error::ReferenceLacksQueries`], [`Error::KTooLarge`] and [`Error::KTooLargeWithoutSelf`] for too few references.
     pub fn result<E: Element>(&self) -> Result<Neighbours<E::Output>> {
         super::check_rows(self.queries, self.rows, self.options.exclude)?;
         super::check_k(self.options.k, self.rows, self.options.exclude)?;
@@ -177,8 +177,8 @@ impl<'o> BlockSearch<'o> {
         Ok(Neighbours { values, rows })
     }
 
-    /// What [`BlockSearch::restore`] needs to go on from here: the number that orders each place (float64, smaller is nearer)
-    /// and its row. Places that nobody has taken: infinity and -1.
+    /// A checkpoint for [`BlockSearch::restore`]: the float64 rank of each place (smaller is nearer) and its row; infinity
+    /// and -1 for empty places.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`].
@@ -193,10 +193,10 @@ impl<'o> BlockSearch<'o> {
         Ok((ranks, rows))
     }
 
-    /// Go on from what [`BlockSearch::state`] gave after `so_far` references.
+    /// Continue from a checkpoint of [`BlockSearch::state`] after `so_far` references.
     ///
     /// # Errors
-    /// [`Error::BadArray`] for what no search of so many references can have found.
+    /// [`Error::BadArray`] for a state that no search of `so_far` references can have.
     pub fn restore(&mut self, ranks: &[f64], rows: &[i64], so_far: usize) -> Result<()> {
         check_row_count(so_far, Argument::Reference)?;
         let bad = |argument, wanted: String, given: String| Err(Error::BadArray { argument, wanted, given });
@@ -257,7 +257,7 @@ mod tests {
             search.result::<f32>()
         })
         .expect("a good search");
-        // Bits: a comparison of subnormal numbers would itself obey the caller's state.
+        // Bits: a comparison of denormals would depend on the caller's environment.
         assert_eq!(found.values.iter().map(|value| value.to_bits()).collect::<Vec<_>>(), [1, 2]);
         assert_eq!(found.rows, [1, 2]);
     }

@@ -1,9 +1,9 @@
 //! The k nearest references of each query.
 //!
 //! ```text
-//! Knn ──a collector for each chunk──> TopK of each query; its k-th value, as a key, is what reject_below says
-//!     ──large k──────> a strided sample of the panels first: the row of rank k there suggests a threshold, which is verified
-//!     ──self-search──> symmetric.rs, where pairs of blocks pay
+//! Knn ──KnnCollector of each chunk──> TopK of each query; the floor of its k-th value is reject_below
+//!     ──large k──────> a strided sample of the panels first: the last row of a rank in it suggests a floor, which is verified
+//!     ──self-search──> symmetric.rs, if symmetric tiles pay
 //!     ──finish───────> values and rows, or the nearest so far (incremental.rs)
 //! ```
 
@@ -23,26 +23,26 @@ use crate::order::{Neighbour, Ranking};
 use crate::runtime::Monitor;
 use crate::runtime::alloc::try_zeroed;
 
-/// What to look for.
+/// Options of a search for the k nearest neighbours.
 #[derive(Debug, Clone, Copy)]
 pub struct Options<'a> {
     /// Neighbours of each query.
     pub k: usize,
-    /// What is measured.
+    /// The distance or similarity.
     pub metric: Metric,
     /// Which reference row is the query itself.
     pub exclude: SelfRule<'a>,
-    /// The level to run at.
+    /// The SIMD level.
     pub simd: Simd,
-    /// Threads to search with.
+    /// Threads that the search may use.
     pub threads: std::num::NonZero<usize>,
 }
 
 impl Options<'_> {
-    /// The checks of sizes, for queries and references of so many rows.
+    /// Check the sizes of queries and references.
     ///
     /// # Errors
-    /// Those of [`check_sizes`] and [`check_k`].
+    /// As for [`check_sizes`] and [`check_k`].
     pub(crate) fn check(&self, query: &dyn Rows, dim: usize, references: usize) -> Result<()> {
         check_sizes(query, dim, references, self.exclude)?;
         check_k(self.k, references, self.exclude)
@@ -63,7 +63,7 @@ impl Options<'_> {
     }
 }
 
-/// The `k` nearest of each query, nearest first, row by row.
+/// The `k` nearest neighbours of each query, nearest first, as a row-major matrix.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Neighbours<T> {
     /// `queries * k` distances or similarities.
@@ -72,7 +72,7 @@ pub struct Neighbours<T> {
     pub rows: Vec<i64>,
 }
 
-/// A search whose arguments were found good.
+/// A search whose arguments have been checked.
 #[derive(Clone, Copy)]
 pub struct Search<'a, E> {
     query: MatrixRef<'a, E>,
@@ -81,10 +81,10 @@ pub struct Search<'a, E> {
 }
 
 impl<'a, E: Element> Search<'a, E> {
-    /// Check everything that can be checked without reading the rows.
+    /// Check all arguments, but not the elements of the rows.
     ///
     /// # Errors
-    /// [`Error::DimensionMismatch`], [`Error::KTooLarge`], [`Error::KTooLargeWithoutSelf`], and where self is excluded
+    /// [`Error::DimensionMismatch`], [`Error::KTooLarge`], [`Error::KTooLargeWithoutSelf`], and if self is excluded
     /// [`Error::ReferenceLacksQueries`], [`Error::QueriesOutsideReference`] and [`Error::BadArray`].
     pub fn new(query: MatrixRef<'a, E>, reference: impl Into<References<'a, E>>, options: Options<'a>) -> Result<Self> {
         let reference = reference.into();
@@ -101,13 +101,13 @@ impl<'a, E: Element> Search<'a, E> {
         Execution::decide(self.options.simd, self.options.threads, &self.problem())
     }
 
-    /// Whether the search is over before a hand-over to other threads would be.
+    /// Whether the search takes less time than handing it to the pool.
     pub fn is_small(&self) -> bool {
         self.execution().is_inline()
     }
 
-    /// Search: on this thread alone if the search is small, else on the pool of this process with as many threads as the
-    /// options say (the current one, if the call is made in it).
+    /// Search: on the calling thread if the search is small, else on the pool of this process with the threads of the
+    /// options. A call from a worker of the pool stays in it.
     ///
     /// # Errors
     /// [`Error::NonFinite`] for a NaN or an infinity (the query's first, then the reference's), [`Error::OutOfMemory`],
@@ -123,7 +123,7 @@ impl<'a, E: Element> Search<'a, E> {
         check_finite(&self.query)?;
         let source = self.reference.source();
         if len == 0 {
-            // Nothing to search, but what was passed must still be good.
+            // There is nothing to search, but references that are not finite are refused all the same.
             source.check_finite(execution.threads(), monitor)?;
             return Ok(Neighbours { values: Vec::new(), rows: Vec::new() });
         }
@@ -149,8 +149,8 @@ impl<'a, E: Element> Search<'a, E> {
     }
 }
 
-/// Fill `out`, `k` places for every query. `initial` is what the neighbours of each query must rank before, where k rows
-/// are known already; empty if there are none.
+/// Fill `out`, `k` places per query. `initial` has the initial threshold of each query, or is empty: new neighbours must come
+/// before it, since k neighbours from earlier blocks do.
 pub(crate) fn search(context: &Context<'_>, initial: &[Option<Neighbour>], out: Out<'_>) -> Result<()> {
     let queries = all_queries(context.problem.queries)?;
     let knn = Knn { context, k: context.problem.k, initial };
@@ -158,7 +158,7 @@ pub(crate) fn search(context: &Context<'_>, initial: &[Option<Neighbour>], out: 
     Ok(())
 }
 
-/// The question.
+/// The k nearest neighbours, as a question.
 struct Knn<'a> {
     context: &'a Context<'a>,
     k: usize,
@@ -167,12 +167,13 @@ struct Knn<'a> {
 }
 
 impl Knn<'_> {
-    /// What the neighbours of a query must rank before.
+    /// The initial threshold of a query.
     fn initial(&self, query: u32) -> Option<Neighbour> {
         self.initial.get(query as usize).copied().flatten()
     }
 
-    /// The rank to look for in a sample of the references, where that pays. Known thresholds are as good.
+    /// The rank to find in a sample of the references, if sampling pays. It does not if there are initial thresholds, which
+    /// are as good.
     fn sample_rank(&self, pass: &Pass<'_>) -> Option<usize> {
         let samples = pass.is_packed() && self.initial.is_empty();
         samples.then(|| plan::sample_rank(self.k, pass.references())).flatten()
@@ -193,8 +194,9 @@ impl<'a> Question for Knn<'a> {
         KnnCollector::new(pass, self.context.ranking, |query| self.initial(query), k, pass.references())
     }
 
-    /// All references at once, or a sample first: of the rows in every eighth panel, the one of the sampled rank is likely to
-    /// stand a little behind rank k of all. A query for which it does not is searched again.
+    /// Scan all references at once, or a sample first: every eighth panel, since references are often sorted by class. The
+    /// row of the sampled rank is expected a little behind rank k of all references. Its value gives a floor, which is
+    /// verified at the end: a query with fewer than k neighbours before it is searched again without a sample.
     fn scan(&self, pass: &mut Pass<'_>, collector: &mut KnnCollector) -> Result<()> {
         if self.sample_rank(pass).is_none() {
             return pass.visit(Visit::All, collector);
@@ -227,12 +229,12 @@ impl<'a> Question for Knn<'a> {
     }
 }
 
-/// Refuse more queries times neighbours than memory can number.
+/// `queries * k`, or an error if that overflows.
 pub(crate) fn places(queries: usize, k: usize) -> Result<usize> {
     queries.checked_mul(k).ok_or(Error::OutOfMemory { bytes: usize::MAX, what: "the neighbours" })
 }
 
-/// An error of a row of a block as one of the row among all references.
+/// Maps an error that names a row of a block to one that names the row among all references.
 pub(crate) fn numbered_from(first_reference: usize) -> impl Fn(Error) -> Error {
     move |error| match error {
         Error::NonFinite { argument: Argument::Reference, row, column, value } => {

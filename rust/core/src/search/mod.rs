@@ -1,11 +1,11 @@
-//! Every question about the nearest rows, and what they share: the checks, the rule for a query's own row, the execution.
+//! All searches, and what they share: argument checks, the rule for a query's own row, the execution.
 //!
 //! ```text
-//! knn │ radius │ ranks        one question each: what to collect, and the form of the answer
-//!   └─ scan: the loop nest    chunks of queries x splits of the references ──> blocks ──> candidates ──> a Collector
-//!        └─ engine            keys of a group of queries with some rows: packed, unpacked, direct
-//! symmetric                   a self-search in pairs of blocks: the same nest, two collectors
-//! incremental                 k nearest among references that arrive in blocks
+//! knn │ radius │ ranks        one question each: a collector, and the form of the results
+//!   └─ scan: the loop nest    chunks of queries x splits of the references ──> blocks ──> candidates ──> Collector
+//!        └─ engine            keys of a group of queries and a run of rows: packed, unpacked, direct
+//! symmetric                   self-search for the k nearest by symmetric tiles: the same nest, two collectors
+//! incremental                 the k nearest among references that arrive in blocks
 //! pairwise                    values of pairs of rows, no search
 //! references │ plan           rows and their panel cache │ filter, sizes, every tuned constant
 //! ```
@@ -37,10 +37,10 @@ use crate::metric::Metric;
 use crate::order::Ranking;
 use crate::runtime::{Monitor, pool};
 
-/// Which reference row is the query itself: it is never among a query's neighbours.
+/// Which reference row is the query itself. It is excluded from the query's results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SelfRule<'a> {
-    /// None: queries are not rows of the reference, or may return themselves.
+    /// Nothing is excluded: queries are not rows of the reference, or may return themselves.
     None,
     /// Query `i` is reference row `first_query + i`.
     From(usize),
@@ -49,7 +49,7 @@ pub enum SelfRule<'a> {
 }
 
 impl SelfRule<'_> {
-    /// The reference row that query `query` is.
+    /// The reference row of a query.
     #[inline(always)]
     pub(crate) fn own_row(self, query: usize) -> Option<usize> {
         match self {
@@ -59,12 +59,12 @@ impl SelfRule<'_> {
         }
     }
 
-    /// How many rows of the reference a query cannot return.
+    /// The number of excluded rows of a query.
     pub(crate) fn excluded(self) -> usize {
         usize::from(self != Self::None)
     }
 
-    /// Refuse queries that are not all rows of the reference.
+    /// Refuse own rows that the reference does not have.
     fn check(self, queries: usize, references: usize) -> Result<()> {
         match self {
             Self::None => Ok(()),
@@ -97,7 +97,7 @@ impl From<bool> for SelfRule<'_> {
     }
 }
 
-/// The checks of sizes that all questions share.
+/// Check the sizes of queries and references.
 ///
 /// # Errors
 /// [`Error::DimensionMismatch`], [`Error::ReferenceLacksQueries`], [`Error::QueriesOutsideReference`] and, for
@@ -109,7 +109,7 @@ fn check_sizes(query: &dyn Rows, dim: usize, references: usize, exclude: SelfRul
     check_rows(query.rows(), references, exclude)
 }
 
-/// Whether all queries are rows of the reference, where they exclude themselves.
+/// Check that all own rows exist in the reference.
 ///
 /// # Errors
 /// As for [`check_sizes`].
@@ -117,7 +117,7 @@ fn check_rows(queries: usize, references: usize, exclude: SelfRule<'_>) -> Resul
     exclude.check(queries, references)
 }
 
-/// The rule for `k`: it counts rows that a query may return.
+/// Check that `k` is at most the number of rows that a query can return.
 ///
 /// # Errors
 /// [`Error::KTooLarge`] and [`Error::KTooLargeWithoutSelf`].
@@ -131,12 +131,12 @@ fn check_k(k: usize, references: usize, exclude: SelfRule<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Refuse queries that hold a NaN or an infinity.
+/// Refuse queries with a NaN or an infinity.
 fn check_finite(query: &dyn Rows) -> Result<()> {
     query.first_non_finite(Argument::Query, 0).map_or(Ok(()), Err)
 }
 
-/// On which threads a call runs, decided once.
+/// Where a call runs, decided once: on the calling thread or on the pool.
 #[derive(Debug, Clone, Copy)]
 pub struct Execution {
     threads: NonZero<usize>,
@@ -144,7 +144,7 @@ pub struct Execution {
 }
 
 impl Execution {
-    /// On the calling thread where the work is over before a hand-over to other threads would be, else on the pool.
+    /// The calling thread if the work takes less time than handing it to the pool.
     pub(crate) fn decide(simd: Simd, threads: NonZero<usize>, problem: &Problem) -> Self {
         Self { threads, inline: plan::is_small(problem, simd.level()) }
     }
@@ -154,45 +154,45 @@ impl Execution {
         self.inline
     }
 
-    /// Threads that the work may use.
+    /// Number of threads that the work may use.
     pub(crate) fn threads(self) -> usize {
         if self.inline { 1 } else { self.threads.get() }
     }
 
-    /// Run `work` where it was decided; in the current pool, if the call is made in one.
+    /// Run `work` there. A call from a worker of the pool stays in it.
     pub(crate) fn run<T: Send>(self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         pool::enter(self.threads, self.inline, work)
     }
 }
 
-/// What the scan of one source of references needs to know, whatever the question.
+/// The arguments of a scan of one source of references, for any question.
 pub(crate) struct Context<'a> {
     pub(crate) query: &'a dyn Rows,
     pub(crate) source: Source<'a>,
     /// Number of the first row of `source` among all references.
     pub(crate) first_reference: usize,
-    /// Rows of `source` that queries meet.
+    /// Rows of `source` to search.
     pub(crate) rows: Range<usize>,
     pub(crate) metric: Metric,
     pub(crate) ranking: Ranking,
     pub(crate) exclude: SelfRule<'a>,
-    /// Queries are the references, and each meets only the rows at or after its own: a pair has one side.
+    /// Queries are the references, and only the upper triangle of pairs is searched: query `i` with the rows from `i`.
     pub(crate) upper_triangle: bool,
     pub(crate) simd: Simd,
-    /// Sizes; its threads are those that may be used.
+    /// The sizes of the search; `threads` is 1 if it runs on the calling thread.
     pub(crate) problem: Problem,
     pub(crate) monitor: &'a Monitor,
 }
 
 impl Context<'_> {
-    /// The row of the source that a query is, if it is one.
+    /// The query's own row in the source, if the source has it.
     #[inline(always)]
     pub(crate) fn own_row(&self, query: u32) -> Option<usize> {
         let own = self.exclude.own_row(query as usize)?.checked_sub(self.first_reference)?;
         (own < self.source.rows.rows()).then_some(own)
     }
 
-    /// Whether the queries are the first rows of the references, in the same memory, and exclude themselves.
+    /// Whether the queries are the first rows of the references, in the same memory, and exclude their own rows.
     pub(crate) fn is_self_search(&self) -> bool {
         self.exclude == SelfRule::From(0)
             && self.first_reference == 0
@@ -202,7 +202,7 @@ impl Context<'_> {
     }
 }
 
-/// All queries by number.
+/// The numbers of all queries.
 fn all_queries(queries: usize) -> Result<Vec<u32>> {
     let mut numbers = crate::runtime::alloc::try_vec(queries, "the queries")?;
     numbers.extend(0..queries as u32);

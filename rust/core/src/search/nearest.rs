@@ -1,7 +1,7 @@
-//! The k nearest so far of each query of a chunk: the collector of `knn.rs` and `symmetric.rs`.
+//! The collector of `knn.rs` and `symmetric.rs`: the k nearest neighbours so far of each query of a chunk.
 //!
 //! ```text
-//! float64 values ──> TopK of each query ──k-th value──Bound──> reject_below, which only rises
+//! float64 values ──> TopK of each query ──k-th value──Bound──> reject_below, which never falls
 //!                    └──write──> values and rows, or the nearest so far (incremental.rs)
 //! ```
 
@@ -13,11 +13,11 @@ use crate::order::{Neighbour, Ranking};
 use crate::runtime::alloc::try_vec;
 use crate::topk::{self, TopK};
 
-/// Where the neighbours of some queries go, `k` of each.
+/// The output of some queries, `k` places each.
 pub(crate) enum Out<'a> {
-    /// The answer of the search; there are `k` neighbours.
+    /// The result of the search: every query has `k` neighbours.
     Answer(Values<'a>, &'a mut [i64]),
-    /// The nearest so far, in their order, among references that come one after the other; see `incremental.rs`.
+    /// The sorted neighbours from earlier blocks of references, to be merged with those of this block; see `incremental.rs`.
     SoFar(&'a mut [Neighbour]),
 }
 
@@ -37,34 +37,35 @@ impl Out<'_> {
     }
 }
 
-/// The k nearest so far of one query.
+/// The candidates and the floor of one query.
 pub(crate) struct State {
     nearest: TopK,
-    /// See [`Collector::reject_below`]. The one place where a query's threshold lives.
+    /// See [`Collector::reject_below`]. This is where a query's floor is kept; scans work on short-lived copies.
     reject_below: f32,
-    /// Turns values into keys; `None` where there are no keys.
+    /// Converts values to floors; `None` if there are no keys.
     bound: Option<Bound>,
 }
 
 impl State {
-    /// Select if it is worth it, and let the threshold follow the k-th neighbour, which was `before`.
+    /// Select if that pays, and raise the floor if the k-th neighbour is no longer `before`.
     #[inline(always)]
     fn settle(&mut self, ranking: Ranking, before: Option<Neighbour>) {
         if self.nearest.should_select() {
             self.nearest.select();
         }
-        self.follow(ranking, before);
+        self.raise_floor(ranking, before);
     }
 
-    /// Let the threshold follow the k-th neighbour, which was `before`.
+    /// Raise the floor if the k-th neighbour is no longer `before`.
     #[inline(always)]
-    fn follow(&mut self, ranking: Ranking, before: Option<Neighbour>) {
+    fn raise_floor(&mut self, ranking: Ranking, before: Option<Neighbour>) {
         if let (Some(bound), Some(kth)) = (&self.bound, self.nearest.kth().filter(|now| Some(*now) != before)) {
             self.reject_below = self.reject_below.max(bound.reject_below(ranking.value(kth)));
         }
     }
 
-    /// Expect that the last of the neighbours found so far stands behind rank `k`.
+    /// Set the threshold to the last neighbour of the sample, which is expected behind rank `k` of all. If the sample had too
+    /// few rows, the query keeps fewer than `k` candidates and is searched again.
     fn expect(&mut self, ranking: Ranking, k: usize, most: usize) -> Result<()> {
         self.nearest.select();
         if let Some(last) = self.nearest.kth() {
@@ -78,16 +79,16 @@ impl State {
     }
 }
 
-/// The k nearest so far of each query of a chunk.
+/// See the module header.
 pub(crate) struct KnnCollector {
     ranking: Ranking,
     states: Vec<State>,
 }
 
 impl KnnCollector {
-    /// A collector for the `k` first of the references of a pass.
-    /// - `initial`: what the neighbours of a query must rank before, by its number in the search
-    /// - `most`: references that it will meet
+    /// A collector for the first `k` of the references of a pass.
+    /// - `initial`: the initial threshold of a query, numbered as in the search
+    /// - `most`: the most references that are scanned
     pub(crate) fn new(
         pass: &Pass<'_>,
         ranking: Ranking,
@@ -101,7 +102,7 @@ impl KnnCollector {
             let bound = pass.key_map(i).map(|keys| keys.bound(ranking.unit_roundoff()));
             let mut state =
                 State { nearest: TopK::with_threshold(initial, k, most)?, reject_below: f32::NEG_INFINITY, bound };
-            state.follow(ranking, None);
+            state.raise_floor(ranking, None);
             states.push(state);
         }
         Ok(Self { ranking, states })
@@ -140,29 +141,29 @@ impl KnnCollector {
         self.states.len()
     }
 
-    /// What each query rejects.
-    pub(crate) fn thresholds(&self) -> impl Iterator<Item = f32> {
+    /// The floor of each query.
+    pub(crate) fn floors(&self) -> impl Iterator<Item = f32> {
         self.states.iter().map(|state| state.reject_below)
     }
 
-    /// Expect that the last neighbour found so far of each query stands behind rank `k` of `most` references.
+    /// End the sample: see [`State::expect`]. `most` is the number of all references.
     pub(crate) fn expect(&mut self, k: usize, most: usize) -> Result<()> {
         self.states.iter_mut().try_for_each(|state| state.expect(self.ranking, k, most))
     }
 
-    /// The queries with fewer than `k` neighbours.
+    /// The queries with fewer than `k` candidates.
     pub(crate) fn short_of(&self, k: usize) -> Vec<usize> {
         (0..self.states.len()).filter(|&i| self.states[i].nearest.len() < k).collect()
     }
 
-    /// Take the place of the numbered queries.
+    /// Replace the candidates of the numbered queries by those of another collector.
     pub(crate) fn replace(&mut self, queries: &[usize], by: Self) {
         for (&query, state) in queries.iter().zip(by.states) {
             self.states[query] = state;
         }
     }
 
-    /// Take in pairs of a query and a row, with their values; then all thresholds follow.
+    /// Enter values of pairs (query, value, row), then raise all floors.
     pub(crate) fn enter(&mut self, pairs: impl Iterator<Item = (usize, f64, u32)>) {
         for (query, value, row) in pairs {
             self.states[query].nearest.push(self.ranking.neighbour(value, row));
@@ -189,7 +190,7 @@ impl Collector for KnnCollector {
             false_positives += u64::from(kth.is_some_and(|kth| neighbour.is_behind(kth)));
             state.nearest.push(neighbour);
         }
-        // A selection may also have happened on the way.
+        // `kth` is the one before these rows: `push` may have selected too.
         state.settle(ranking, kth);
         Ok(false_positives)
     }

@@ -1,10 +1,10 @@
-//! The values of pairs of rows named by position: row `i` of one matrix with row `i` of the other.
+//! Values of pairs of rows by position: row `i` of one matrix and row `i` of the other.
 //!
 //! ```text
-//! x[i], y[i] ──rescore──> float64 value ──order──> what a search among these rows returns for the pair
+//! x[i], y[i] ──exact──> float64 value ──order──> the value that a search of these rows returns for the pair
 //! ```
 //!
-//! No filter and no plan: each pair is wanted, so each gets its float64 value.
+//! There is no filter and no plan: every pair gets its float64 value.
 
 use std::num::NonZero;
 
@@ -22,18 +22,18 @@ use crate::order::Neighbour;
 use crate::runtime::Monitor;
 use crate::runtime::alloc::try_zeroed;
 
-/// What to measure.
+/// Options of pairwise values.
 #[derive(Debug, Clone, Copy)]
 pub struct PairwiseOptions {
-    /// What is measured.
+    /// The distance or similarity.
     pub metric: Metric,
-    /// The level to run at.
+    /// The SIMD level.
     pub simd: Simd,
-    /// Threads to measure with.
+    /// Threads that the work may use.
     pub threads: NonZero<usize>,
 }
 
-/// A measurement of pairs whose arguments were found good.
+/// Pairwise values whose arguments have been checked.
 #[derive(Clone, Copy)]
 pub struct Pairwise<'a, E> {
     query: MatrixRef<'a, E>,
@@ -42,7 +42,7 @@ pub struct Pairwise<'a, E> {
 }
 
 impl<'a, E: Element> Pairwise<'a, E> {
-    /// Check everything that can be checked without reading the rows.
+    /// Check all arguments, but not the elements of the rows.
     ///
     /// # Errors
     /// [`Error::DimensionMismatch`] and [`Error::RowsMismatch`].
@@ -58,7 +58,7 @@ impl<'a, E: Element> Pairwise<'a, E> {
 
     /// How the work runs.
     pub fn execution(&self) -> Execution {
-        // As much as one reference row against all the queries.
+        // The same number of pairs as one reference row and all queries.
         let problem = Problem {
             queries: self.query.rows(),
             references: 1,
@@ -72,13 +72,13 @@ impl<'a, E: Element> Pairwise<'a, E> {
         Execution::decide(self.options.simd, self.options.threads, &problem)
     }
 
-    /// Whether the work is over before a hand-over to other threads would be.
+    /// Whether the work takes less time than handing it to the pool.
     pub fn is_small(&self) -> bool {
         self.execution().is_inline()
     }
 
-    /// The value of each pair: on this thread alone if there is little to do, else on the pool of this process with as many
-    /// threads as the options say (the current one, if the call is made in it).
+    /// The value of each pair: on the calling thread if there are few, else on the pool of this process with the threads of
+    /// the options. A call from a worker of the pool stays in it.
     ///
     /// # Errors
     /// [`Error::NonFinite`] for a NaN or an infinity (the query's first, then the reference's), [`Error::OutOfMemory`],
@@ -102,7 +102,7 @@ impl<'a, E: Element> Pairwise<'a, E> {
         Ok(values)
     }
 
-    /// The values of the pairs from `start` on.
+    /// Fill `values` with those of the pairs from `start`.
     fn fill(&self, start: usize, values: &mut [E::Output], monitor: &Monitor) -> Result<()> {
         monitor.check()?;
         let Self { query, reference, options: PairwiseOptions { metric, simd, .. } } = *self;
@@ -111,7 +111,7 @@ impl<'a, E: Element> Pairwise<'a, E> {
             let prepared = Prepared::new(metric, query.row(i));
             let row = i as u32;
             score(simd, &prepared, reference, &[row], &mut wide, &mut scored);
-            // Through the type that ranks, so that zeros have the sign they have in a search.
+            // By way of `Neighbour`, so that zeros have the same sign as in a search.
             *value = Neighbour::new::<E::Output>(metric, scored[0], row).value(metric);
         }
         monitor.advance(values.len() as u64);

@@ -1,18 +1,18 @@
-//! How one search is cut up: which filter, which blocks, which parallel axis. All sizes that were tuned live here.
+//! The plan of a search: its filter, block sizes and parallel axis. All tuned constants are here.
 //!
 //! ```text
 //! filter?  few references, or k a large share of them  ──> Direct: float64 values, no packing
-//!          no sum of squares or products               ──> Float32, if there is a bound at all
-//!          few queries, and no panels kept             ──> Bare: float32 arithmetic on the rows as passed
-//!          a level that multiplies bytes               ──> Int8: packed codes, certified bound
+//!          neither squares nor products (Lp)           ──> Float32, if there is a bound
+//!          few queries, no cached panels               ──> Unpacked: float32 keys of the rows as passed
+//!          a level that multiplies 8-bit integers      ──> Int8: packed codes, certified bound
 //!          else                                        ──> Float32: packed panels, certified bound
-//!          Int8 and Float32 are tried on some queries first: where too many rows survive, the next one down is used
-//!          queries that are rows of the reference, small k  ──> symmetric tiles, where the kernel has them
-//! axis?    enough chunks of queries for the threads    ──> queries only
-//!          else                                        ──> queries x splits of the references, merged at the end
+//!          Int8 and Float32 are probed by the first queries: if they reject too little, the rest steps down
+//!          self-search, small k                        ──> symmetric tiles, if the kernel has them
+//! axis?    enough chunks of queries for all threads    ──> chunks of queries
+//!          else                                        ──> chunks x splits of the references, merged at the end
 //! ```
 //!
-//! A plan changes the time of a search, never its answer.
+//! The plan affects the time of a search, never its result.
 
 use std::ops::Range;
 
@@ -24,109 +24,111 @@ use crate::filter::bound::{LARGEST_DIM, LARGEST_INT8_DIM};
 use crate::metric::{Geometry, Metric};
 use crate::topk::TopK;
 
-/// Up to this many queries a pass of float64 over the rows is bound by memory.
+/// Up to this number of queries, computing float64 values of all rows is bound by memory bandwidth.
 const DIRECT_QUERIES: usize = 2;
 
-/// Up to this many queries a pass of float32 over the rows as they lie takes less time than packing them.
+/// Up to this number of queries, float32 keys of unpacked rows take less time than packing.
 const UNPACKED_QUERIES: usize = 32;
 
-/// With fewer references than this the filter's thresholds never settle.
+/// With at most this number of references the thresholds of a filter do not settle before the scan ends.
 const FEW_REFERENCES: usize = 192;
 
-/// The filter pays as long as the k nearest are a smaller share of the references than one in this many.
+/// A filter pays if `k` is at most this fraction of the references, one in `SHARE`.
 const SHARE: usize = 8;
 
-/// The same where float64 values are costly: they take far longer than a key of the filter and its share of the packing.
+/// The same if float64 values are costly: one takes far longer than a key with its share of the packing.
 const COSTLY_SHARE: usize = 2;
 
-/// Up to this many queries a distance that is no sum of squares is formed in float64 throughout, unless that is costly.
+/// As [`DIRECT_QUERIES`], for Lp distances whose values are not costly.
 const LP_DIRECT_QUERIES: usize = 8;
 
-/// The time of a key over that of a value for such distances, and where values are costly.
+/// The time of a key over that of a value for Lp distances, and for costly ones.
 const LP_KEY: f64 = 0.5;
 const COSTLY_KEY: f64 = 0.05;
 
 /// Bytes of reference codes that stay in the second-level cache while a chunk of queries passes over them.
 const BLOCK_BYTES: usize = 256 << 10;
 
-/// Query rows that one task carries at most.
+/// Most queries of a chunk.
 const CHUNK_ROWS: usize = 768;
 
-/// Tasks for each thread: enough that the last one to finish is not long alone.
+/// Tasks per thread: enough that the threads finish at about the same time.
 const TASKS_PER_THREAD: usize = 4;
 
-/// Memory that the candidates of all running tasks may take together.
+/// Most memory for the candidates of all running tasks together.
 const CANDIDATE_BYTES: usize = 24 << 20;
 
-/// References that one split holds at least.
+/// Fewest references of a split.
 const SPLIT_ROWS: usize = 2048;
 
-/// Bytes of a task's queries in float64: beyond the second-level cache every survivor waits for its query too.
+/// Most bytes of a chunk's queries in float64: if they leave the second-level cache, rescoring waits for the query too.
 const QUERY_BYTES: usize = 2 << 20;
 
-/// Query rows of a task from which on splitting further costs more in passes over the references than it balances.
+/// A chunk of this size is not split further: another pass over the references costs more than better balance saves.
 const FULL_CHUNK: usize = 132;
 
-/// From this k on most survivors come from thresholds that are still low; a sample of the references raises them.
+/// Smallest k for which a sample of the references pays: without it, most candidates come from thresholds that are still low.
 const SAMPLED_K: usize = 8;
 
-/// Queries for each thread that try a filter before the others follow.
+/// Queries per thread that probe a filter.
 const PROBE_ROWS: usize = 24;
 
-/// Scans by int8 and float32 and the float64 value of a pair, in cycles: `a + b dim`. Ratios matter, and these are robust.
+/// Cycles per pair, `a + b dim`, of an int8 key, a float32 key and a float64 value. Only their ratios matter, and these vary
+/// little between CPUs.
 const INT8_CYCLES: (f64, f64) = (0.3, 0.007);
 const FLOAT32_CYCLES: (f64, f64) = (0.3, 0.033);
 const VALUE_CYCLES: (f64, f64) = (40.0, 0.25);
 
-/// Rows of a block of a self-search by symmetric tiles at most, and bytes of these rows in float64.
+/// Most rows of a block of symmetric tiles, and most bytes of these rows in float64.
 const SYMMETRIC_BLOCK: usize = 1344;
 const SYMMETRIC_BYTES: usize = 8 << 20;
 
-/// Queries from which on symmetric tiles pay; twice as many where the ordinary way would take its thresholds from a sample.
+/// Fewest queries for which symmetric tiles pay; twice as many for a k that would otherwise be sampled.
 const SYMMETRIC_ROWS: usize = 4096;
 
-/// There they pay for long rows only, up to one neighbour for so many columns. CPU time of the ordinary way over that of
-/// tiles, one thread, int8, squared Euclidean: 30,000 x 384 at k 1 / 10 / 20 / 50: 1.5 / 1.3 / 1.05 / 0.95; 10,000 x 384 at
-/// k 1 / 10 / 20: 1.3 / 1.15 / 0.99; 5,000 x 384 at k 1 / 10: 1.1 / 0.99; 20,000 x 128 at k 1 / 5 / 10 / 20: 1.4 / 1.3 / 1.1 /
-/// 0.95; 20,000 x 64 at k 1 / 7 / 10: 1.5 / 1.15 / 0.98. Cosine, whose values cost more: 30,000 x 384 at k 1 / 10: 1.3 / 1.15.
+/// For such a k they pay for wide rows only, up to one neighbour per this number of columns. CPU time without over with
+/// symmetric tiles, one thread, int8, squared Euclidean: 30,000 x 384 at k 1 / 10 / 20 / 50: 1.5 / 1.3 / 1.05 / 0.95; 10,000
+/// x 384 at k 1 / 10 / 20: 1.3 / 1.15 / 0.99; 5,000 x 384 at k 1 / 10: 1.1 / 0.99; 20,000 x 128 at k 1 / 5 / 10 / 20: 1.4 /
+/// 1.3 / 1.1 / 0.95; 20,000 x 64 at k 1 / 7 / 10: 1.5 / 1.15 / 0.98. Cosine, whose values cost more: 30,000 x 384 at k 1 /
+/// 10: 1.3 / 1.15.
 const SYMMETRIC_COLUMNS: usize = 24;
 
-/// Below this many multiply-adds a search is done before a hand-over to other threads would be.
+/// Up to this number of multiply-adds a search takes less time than handing it to the pool.
 const INLINE_WORK: u64 = 1 << 21;
 
-/// Multiply-adds of a direct search that take about as long as one of a filtered one.
+/// Time of a multiply-add of a direct search over one of a filtered search.
 const DIRECT_COST: u64 = 8;
 
-/// The same where each takes a power.
+/// The same if each takes a power.
 const COSTLY_DIRECT_COST: u64 = 256;
 
-/// Panels of the first scan of queries that have no threshold yet; doubled until a block is scanned at once.
+/// Panels of the first run of queries without a threshold; doubled up to a whole block.
 pub(crate) const WARM_UP_PANELS: usize = 2;
 
-/// The same for rows that are not packed.
+/// The same for unpacked rows.
 pub(crate) const WARM_UP_ROWS: usize = 64;
 
-/// Query rows of a task of a search by radius at most, a multiple of the tallest panel: bounds what is found and not yet
-/// written out.
+/// Most queries of a chunk of a search by radius: bounds the lists in memory beside the result. A multiple of the tallest
+/// panel.
 pub(crate) const RADIUS_CHUNK_ROWS: usize = 192;
 
-/// Rows among themselves for which a search by radius meets each pair once; fewer take no time anyway.
+/// Fewest rows for which a self-search by radius scans the upper triangle only.
 pub(crate) const TRIANGLE_ROWS: usize = 1024;
 
-/// Undecided rows of a query for ranks that are worth a pass of float64.
+/// Undecided rows of a query for ranks at which they are rescored, as a batch.
 pub(crate) const RANK_BATCH: usize = 32;
 
-/// Pairs that a task of symmetric tiles holds before it enters them: usual tasks find fewer between two blocks.
+/// Pairs that a task of symmetric tiles buffers before it enters them. Usually two blocks have fewer candidates.
 pub(crate) const PAIRS_BUFFERED: usize = 1 << 16;
 
-/// Pairs of a task of [`crate::Pairwise`]: a few hundred microseconds for rows of ordinary width.
+/// Pairs of a task of [`crate::Pairwise`]: a few hundred microseconds for rows of usual width.
 pub(crate) const PAIRWISE_TASK: usize = 1024;
 
-/// Rows of a segment of an index that is packed. Smaller ones are searched as they lie, or packed for one search: that costs
-/// little.
+/// Rows at which a segment of an index is sealed and packed. Smaller segments are searched unpacked or packed for each
+/// search, which costs little.
 pub(crate) const SEALED_ROWS: usize = 8192;
 
-/// The sizes that a plan depends on.
+/// The sizes of a search, from which its plan follows.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Problem {
     pub(crate) queries: usize,
@@ -136,13 +138,13 @@ pub(crate) struct Problem {
     pub(crate) threads: usize,
     /// Whether the rows are float64.
     pub(crate) double: bool,
-    /// Whether packed references are kept, so that packing them costs nothing.
+    /// Whether the panels of the references are cached, so that the cost of packing is ignored.
     pub(crate) packed: bool,
     pub(crate) metric: Metric,
 }
 
 impl Problem {
-    /// All pairs of a query and a reference.
+    /// Number of pairs of a query and a reference.
     pub(crate) fn pairs(&self) -> u64 {
         (self.queries as u64).saturating_mul(self.references as u64)
     }
@@ -156,17 +158,17 @@ impl Problem {
 /// See the module header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Plan {
-    /// Query rows of a task.
+    /// Queries of a chunk.
     pub(crate) chunk: usize,
-    /// Parts that the references are split into.
+    /// Splits of the references.
     pub(crate) splits: usize,
 }
 
 impl Problem {
-    /// The filter to begin with.
+    /// The first filter to try.
     pub(crate) fn filter(&self, level: Level) -> Filter {
         let is_costly = self.metric.is_costly();
-        // Panels that are kept save few queries nothing but memory traffic, of which only codes need less than rows.
+        // For few queries, cached panels only save memory traffic, and only int8 codes are smaller than rows.
         let packed = self.packed && self.packed_filter(level) == Filter::Int8;
         let direct_queries = match self.metric.geometry() {
             _ if is_costly || packed => 0,
@@ -188,13 +190,13 @@ impl Problem {
         }
     }
 
-    /// The filter to begin with where the references are packed.
+    /// The first filter to try on packed references.
     pub(crate) fn packed_filter(&self, level: Level) -> Filter {
         let has_int8 = arch::has_int8(level) && self.metric.geometry() != Geometry::Lp;
         if has_int8 && self.dim <= LARGEST_INT8_DIM { Filter::Int8 } else { Filter::Float32 }
     }
 
-    /// The filter that wants panels, if any does.
+    /// The packed filter of this search, if it uses one.
     pub(crate) fn filter_of_panels(&self, level: Level) -> Option<Filter> {
         match self.filter(level) {
             Filter::Direct | Filter::Unpacked => None,
@@ -202,24 +204,24 @@ impl Problem {
         }
     }
 
-    /// The filter to begin with for ranks.
+    /// The first filter to try for ranks.
     pub(crate) fn rank_filter(&self, level: Level) -> Filter {
         match self.filter(level) {
             Filter::Direct => Filter::Direct,
-            // Where targets stand among many other rows, 8 bits leave much open: never without a try.
+            // For targets in the middle of the ranking, 8-bit keys leave many rows undecided: not without a probe.
             _ if self.probe() == 0 => Filter::Float32,
             _ => self.packed_filter(level),
         }
     }
 
-    /// How many of the queries try a filter before the rest follows; 0 if there are too few to bother.
+    /// The number of queries that probe a filter; 0 if there are too few for a probe to pay.
     pub(crate) fn probe(&self) -> usize {
         let probe = self.threads.saturating_mul(PROBE_ROWS);
         if probe.saturating_mul(8) > self.queries { 0 } else { probe }
     }
 
-    /// The filter to go on with, when `filter` let a share `rescored` of the pairs through, of which a sharper one would have
-    /// stopped the share `false_positives` (of all pairs).
+    /// The filter for the remaining queries, after a probe of `filter`: `rescored` is the fraction of pairs that it did not
+    /// reject, `false_positives` the fraction (of all pairs) that a sharper filter would have rejected.
     pub(crate) fn next_filter(&self, filter: Filter, rescored: f64, false_positives: f64) -> Filter {
         if self.metric.geometry() == Geometry::Lp {
             let key = if self.metric.is_costly() { COSTLY_KEY } else { LP_KEY };
@@ -238,8 +240,8 @@ impl Problem {
     }
 }
 
-/// The rank, in a sample of one row in [`SAMPLE_STRIDE`], of a row that most likely stands a little behind rank `k` of
-/// `rows`; `None` where a sample does not pay.
+/// The rank, in a sample of one row in [`SAMPLE_STRIDE`], of a row that is very likely a little behind rank `k` of `rows`:
+/// the expected rank plus 2.5 standard deviations. `None` if a sample does not pay.
 pub(crate) fn sample_rank(k: usize, rows: usize) -> Option<usize> {
     let mean = k as f64 / SAMPLE_STRIDE as f64;
     let rank = (mean + 2.5 * mean.sqrt() + 2.0) as usize;
@@ -249,17 +251,17 @@ pub(crate) fn sample_rank(k: usize, rows: usize) -> Option<usize> {
 impl Plan {
     pub(crate) fn new(problem: &Problem, filter: Filter) -> Self {
         let tasks = problem.threads.saturating_mul(TASKS_PER_THREAD);
-        // With many threads and a large k not even one query fits the budget; one is carried all the same.
+        // With many threads and a large k not even one query fits the budget. A chunk has at least one.
         let bytes = TopK::bytes(problem.k.max(16), problem.references).saturating_add(8 * problem.dim);
         let affordable = (CANDIDATE_BYTES / problem.threads / bytes).max(1);
         let wanted = problem.queries.div_ceil(tasks);
         let chunk = match filter {
             Filter::Direct => wanted.clamp(1, CHUNK_ROWS).min(affordable),
-            // One pass over the memory for all of them.
+            // One chunk, so that the rows are read once.
             Filter::Unpacked => problem.queries.clamp(1, affordable),
             Filter::Float32 | Filter::Int8 => {
                 let least = problem.queries.div_ceil(problem.threads).clamp(24, FULL_CHUNK);
-                // A multiple of 12, the tallest panel; other heights lose a few lanes in the last panel only.
+                // A multiple of 12, the tallest panel: kernels with other heights waste lanes in the last panel only.
                 let warm = (QUERY_BYTES / (size_of::<f64>() * problem.dim)).max(48);
                 wanted.clamp(least.min(warm), CHUNK_ROWS.min(warm)).min(affordable).next_multiple_of(12)
             }
@@ -274,18 +276,18 @@ impl Plan {
         Self { chunk, splits }
     }
 
-    /// The part of `units` (panels or rows) that belongs to one split.
+    /// The part of `units` (panels or rows) in one split.
     pub(crate) fn split(&self, units: Range<usize>, split: usize) -> Range<usize> {
         let at = |split: usize| units.start + units.len() * split / self.splits;
         at(split)..at(split + 1)
     }
 }
 
-/// Rows of a block of a self-search by symmetric tiles, or `None` where the ordinary way is better. A candidate takes
-/// `bytes` beside the neighbours it holds.
+/// Rows of a block of symmetric tiles, or `None` if they do not pay. `bytes` is the memory of a query's state without its
+/// candidates.
 pub(crate) fn symmetric_block(problem: &Problem, bytes: usize) -> Option<usize> {
     let memory = TopK::bytes(problem.k, problem.references).saturating_add(bytes).saturating_mul(problem.queries);
-    // All candidates are kept at once; half of what the rows take in float32 is in proportion.
+    // The candidates of all queries live until the end. They may take half as much memory as the rows in float32.
     let affordable = CANDIDATE_BYTES.max(problem.references.saturating_mul(problem.dim).saturating_mul(2));
     let least = if problem.k < SAMPLED_K { SYMMETRIC_ROWS } else { 2 * SYMMETRIC_ROWS };
     let pays = problem.queries >= least
@@ -294,16 +296,16 @@ pub(crate) fn symmetric_block(problem: &Problem, bytes: usize) -> Option<usize> 
         && memory <= affordable;
     let blocks = problem.threads.saturating_mul(4).max(8);
     let most = (SYMMETRIC_BYTES / (size_of::<f64>() * problem.dim)).clamp(96, SYMMETRIC_BLOCK);
-    // A multiple of the heights of all panels.
+    // A multiple of all panel heights and widths.
     pays.then(|| problem.queries.div_ceil(blocks).min(most).next_multiple_of(96))
 }
 
-/// Blocks that a task holds one block against: packing that one is repeated by every task.
+/// Blocks that a task pairs with one block. Each task packs that one block again, so not too few.
 pub(crate) fn symmetric_span(blocks: usize, threads: usize) -> usize {
     (blocks * blocks / 2 / threads.saturating_mul(TASKS_PER_THREAD)).clamp(1, 16)
 }
 
-/// Whether a search of this size should stay on the calling thread.
+/// Whether a search should stay on the calling thread.
 pub(crate) fn is_small(problem: &Problem, level: Level) -> bool {
     let cost = match problem.filter(level) {
         Filter::Direct if problem.metric.is_costly() => COSTLY_DIRECT_COST,
@@ -313,12 +315,12 @@ pub(crate) fn is_small(problem: &Problem, level: Level) -> bool {
     problem.work().saturating_mul(cost) <= INLINE_WORK
 }
 
-/// Panels of one block: they stay in cache while a chunk of queries passes over them.
+/// Panels of a block: they stay in cache while a chunk of queries scans them.
 pub(crate) fn block_panels(panel_bytes: usize) -> usize {
     (BLOCK_BYTES / panel_bytes).clamp(1, MAX_RUN)
 }
 
-/// Rows of one block of a direct search.
+/// Rows of a block of unpacked references.
 pub(crate) fn block_rows(row_bytes: usize) -> usize {
     (BLOCK_BYTES / row_bytes).clamp(1, 4096)
 }
@@ -332,15 +334,15 @@ mod tests {
     }
 
     #[test]
-    fn many_queries_are_cut_by_queries() {
-        // 4,096 queries over 2 threads x 4 tasks = 512 a task, up to a multiple of 12: 516; 8 chunks for 2 threads.
+    fn many_queries_are_split_into_chunks() {
+        // 4,096 queries in 2 threads x 4 tasks = 512 per task, rounded up to a multiple of 12: 516; 8 chunks for 2 threads.
         let plan = Plan::new(&problem(4096, 65536, 128, 10, 2), Filter::Int8);
         assert_eq!(plan, Plan { chunk: 516, splits: 1 });
     }
 
     #[test]
     fn few_chunks_split_the_references() {
-        // 64 queries on 4 threads: 3 chunks of 24 rows; 8 tasks are wanted, so 3 splits.
+        // 64 queries on 4 threads: 3 chunks of 24 rows; 8 tasks are needed, hence 3 splits.
         assert_eq!(Plan::new(&problem(64, 65536, 128, 10, 4), Filter::Int8), Plan { chunk: 24, splits: 3 });
         // One query on two threads: 4 splits of the references.
         assert_eq!(Plan::new(&problem(1, 65536, 128, 10, 2), Filter::Direct), Plan { chunk: 1, splits: 4 });
@@ -353,8 +355,8 @@ mod tests {
     }
 
     #[test]
-    fn no_number_of_threads_is_too_large_to_plan_for() {
-        // 24 MiB over 64 threads are 384 KiB; k 30,000 needs 600 KiB a query: one query all the same, up to a panel.
+    fn any_number_of_threads_has_a_plan() {
+        // 24 MiB over 64 threads are 384 KiB; k 30,000 needs 600 KiB per query: one query, rounded up to a panel.
         assert_eq!(Plan::new(&problem(100, 400_000, 4, 30_000, 64), Filter::Int8).chunk, 12);
         for threads in [30_000, usize::MAX / 2, usize::MAX] {
             let plan = Plan::new(&problem(200, 200, 4, 3, threads), Filter::Float32);
@@ -376,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_begin_with_8_bits_only_where_they_can_be_tried() {
+    fn ranks_use_8_bits_only_after_a_probe() {
         let level = Level::Avx512Vnni;
         assert_eq!(problem(4096, 65536, 128, 1, 2).rank_filter(level), Filter::Int8);
         assert_eq!(problem(4096, 65536, 128, 1, 2).rank_filter(Level::Avx512), Filter::Float32);
@@ -387,11 +389,11 @@ mod tests {
     }
 
     #[test]
-    fn a_filter_that_lets_much_through_is_left() {
+    fn a_filter_that_rejects_too_little_is_replaced() {
         let problem = problem(4096, 65536, 128, 10, 2);
-        // 300 of 65,536 rows survive: int8 stays, whatever they are.
+        // 300 of 65,536 rows survive: int8 stays, even if all are false positives.
         assert_eq!(problem.next_filter(Filter::Int8, 0.005, 0.005), Filter::Int8);
-        // A fifth survives for want of precision: float32 has it.
+        // A fifth survives for lack of precision: float32 has it.
         assert_eq!(problem.next_filter(Filter::Int8, 0.2, 0.19), Filter::Float32);
         // A fifth survives because of ties: float32 would not help.
         assert_eq!(problem.next_filter(Filter::Int8, 0.2, 0.0), Filter::Int8);
@@ -424,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn distances_that_are_no_products_know_one_filter() {
+    fn lp_distances_have_one_filter() {
         let level = Level::Avx512Vnni;
         let cityblock = |queries| Problem { metric: Metric::Cityblock, ..problem(queries, 1000, 8, 10, 2) };
         assert_eq!(cityblock(8).filter(level), Filter::Direct);
@@ -438,13 +440,13 @@ mod tests {
     }
 
     #[test]
-    fn tiles_serve_both_sides_where_it_pays() {
+    fn symmetric_tiles_are_used_if_they_pay() {
         let block = |problem: &Problem| symmetric_block(problem, 150);
         assert_eq!(block(&problem(30_000, 30_000, 384, 10, 2)), Some(1344));
         assert_eq!(block(&problem(60_000, 60_000, 512, 10, 2)), Some(1344), "candidates of 34 MB, codes of 31 MB");
         assert_eq!(block(&problem(8000, 16_000, 128, 5, 2)), Some(1056), "eight blocks: 1,000 rows and up");
         assert_eq!(block(&problem(30_000, 30_000, 2048, 10, 2)), Some(576), "512 rows are 8 MiB");
-        assert_eq!(block(&problem(8000, 16_001, 128, 5, 2)), None, "most rows are no queries");
+        assert_eq!(block(&problem(8000, 16_001, 128, 5, 2)), None, "most rows are not queries");
         assert_eq!(block(&problem(30_000, 30_000, 128, 10, 2)), None, "a sample does more for this k");
         assert_eq!(block(&problem(8000, 8000, 384, 10, 2)), None, "and here too");
         assert_eq!(block(&problem(4000, 4000, 384, 1, 2)), None, "too few rows");

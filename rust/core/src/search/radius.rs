@@ -1,19 +1,18 @@
 //! All rows within a radius, as compressed rows.
 //!
 //! ```text
-//! r ──> Edge: the last float64 value that is inside, so one comparison decides a pair
-//!   ──Bound──> Limits of a query: keys below `reject` are outside, keys above `accept` are inside, provably
-//! scan: candidates ──key above `accept`, no value wanted──> Found
-//!                  └─else: float64 value inside the Edge?──> Found
+//! r ──> Edge: the last float64 value inside, so that one comparison decides a pair
+//!   ──Bound──> Limits of a query: rows with keys below `reject` are outside, with keys above `accept` inside
+//! scan: candidates ──key above `accept`, values not requested──> Found
+//!                  └─else: float64 value inside the Edge?─────> Found
 //! for each query: join its splits, sort ──> Part of a chunk ──> one array of all chunks
 //! ```
 //!
-//! Where rows are searched among themselves and returned by row number, a query meets only the rows from itself to the
-//! last: the pairs with those before it are the same pairs, found from the other side, and [`compressed_rows::join_triangle`] enters them
-//! twice.
+//! In a self-search returned by row number, only the upper triangle is scanned: query `i` with the rows from `i`. The pairs
+//! of the lower triangle are the same, and [`compressed_rows::join_triangle`] enters each pair in the lists of both rows.
 //!
-//! The size of an answer is unknown before it is found: lists grow as they are filled, and a list that cannot grow is
-//! [`Error::OutOfMemory`]. The plan is that of a search for one neighbour, whose threshold also stops moving early.
+//! The size of the result is unknown in advance: lists grow as they are filled, and a list that cannot grow is an
+//! [`Error::OutOfMemory`]. The plan is that for one nearest neighbour, whose thresholds also settle early.
 
 use rayon::prelude::*;
 
@@ -34,37 +33,38 @@ use crate::order::{Neighbour, Ranking};
 use crate::runtime::Monitor;
 use crate::runtime::alloc::try_vec;
 
-/// How the rows of one query follow each other.
+/// The order of the rows of a query.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RowOrder {
-    /// As in a search for the k nearest: by value, among equals by row number.
+    /// Nearest first, as in a search for the k nearest: by value, then by row number.
     Value,
     /// By row number.
     Row,
 }
 
-/// What to look for.
+/// Options of a search by radius.
 #[derive(Debug, Clone, Copy)]
 pub struct RadiusOptions<'a> {
-    /// Rows whose distance, rounded to the output type, is at most this are inside; rows whose similarity is at least this.
+    /// The largest distance, or the smallest similarity, of a row inside; values are rounded to the output type first.
     pub radius: f64,
-    /// What is measured.
+    /// The distance or similarity.
     pub metric: Metric,
     /// Which reference row is the query itself.
     pub exclude: SelfRule<'a>,
-    /// Whether the distances are wanted. Without them, and by row number, a row that is certainly inside is never measured.
+    /// Whether distances are returned. If they are not, and rows are ordered by number, rows accepted by their keys need no
+    /// float64 value.
     pub values: bool,
-    /// Rows before it are not searched: so each pair of rows is found once, where queries come in blocks.
+    /// The first row that is searched. In a self-search by blocks of queries it skips pairs that earlier blocks have found.
     pub from_row: usize,
-    /// Order of the rows of a query.
+    /// The order of the rows of a query.
     pub order: RowOrder,
-    /// The level to run at.
+    /// The SIMD level.
     pub simd: Simd,
-    /// Threads to search with.
+    /// Threads that the search may use.
     pub threads: std::num::NonZero<usize>,
 }
 
-/// A search by radius whose arguments were found good.
+/// A search by radius whose arguments have been checked.
 #[derive(Clone, Copy)]
 pub struct RadiusSearch<'a, E> {
     query: MatrixRef<'a, E>,
@@ -73,10 +73,10 @@ pub struct RadiusSearch<'a, E> {
 }
 
 impl<'a, E: Element> RadiusSearch<'a, E> {
-    /// Check everything that can be checked without reading the rows.
+    /// Check all arguments, but not the elements of the rows.
     ///
     /// # Errors
-    /// [`Error::BadRadius`], [`Error::DimensionMismatch`], and where self is excluded [`Error::ReferenceLacksQueries`],
+    /// [`Error::BadRadius`], [`Error::DimensionMismatch`], and if self is excluded [`Error::ReferenceLacksQueries`],
     /// [`Error::QueriesOutsideReference`] and [`Error::BadArray`].
     pub fn new(
         query: MatrixRef<'a, E>,
@@ -98,13 +98,13 @@ impl<'a, E: Element> RadiusSearch<'a, E> {
         Execution::decide(self.options.simd, self.options.threads, &self.problem())
     }
 
-    /// Whether the search is over before a hand-over to other threads would be.
+    /// Whether the search takes less time than handing it to the pool.
     pub fn is_small(&self) -> bool {
         self.execution().is_inline()
     }
 
-    /// Search: on this thread alone if the search is small, else on the pool of this process with as many threads as the
-    /// options say (the current one, if the call is made in it).
+    /// Search: on the calling thread if the search is small, else on the pool of this process with the threads of the
+    /// options. A call from a worker of the pool stays in it.
     ///
     /// # Errors
     /// [`Error::NonFinite`] for a NaN or an infinity (the query's first, then the reference's), [`Error::OutOfMemory`],
@@ -117,10 +117,10 @@ impl<'a, E: Element> RadiusSearch<'a, E> {
 }
 
 impl RadiusOptions<'_> {
-    /// Everything that can be checked without reading the rows.
+    /// Check the radius, and the sizes of queries and references.
     ///
     /// # Errors
-    /// [`Error::BadRadius`] and those of [`check_sizes`].
+    /// [`Error::BadRadius`], and as for [`check_sizes`].
     pub(crate) fn check(&self, query: &dyn Rows, dim: usize, references: usize) -> Result<()> {
         if !self.radius.is_finite() {
             return Err(Error::BadRadius { given: self.radius });
@@ -142,13 +142,13 @@ impl RadiusOptions<'_> {
         }
     }
 
-    /// Whether every row inside needs its value: to be returned, or to be sorted by.
-    fn is_measured(&self) -> bool {
+    /// Whether every row inside needs its value, to return it or to sort by it.
+    fn needs_values(&self) -> bool {
         self.values || self.order == RowOrder::Value
     }
 }
 
-/// All rows of `sources`, which follow one another, within the radius of each query. Sizes were checked.
+/// All rows within the radius of each query, among consecutive `sources`. Sizes have been checked.
 pub(crate) fn search<O: Output>(
     query: &dyn Rows,
     sources: &[Source<'_>],
@@ -159,7 +159,7 @@ pub(crate) fn search<O: Output>(
     check_finite(query)?;
     let edge = Edge::new(options.metric, O::PRECISION, options.radius);
     if edge.excludes_all() || query.rows() == 0 || problem.references == 0 {
-        // Nothing to search, but what was passed must still be good.
+        // There is nothing to search, but references that are not finite are refused all the same.
         for source in sources {
             source.check_finite(problem.threads, monitor)?;
         }
@@ -193,7 +193,7 @@ pub(crate) fn search<O: Output>(
             compressed_rows::join(found, query.rows(), options.values, problem.threads)
         };
     }
-    // What is found in one source stays unordered until the last has been searched.
+    // Rows are sorted once, after the last source.
     let mut all = nothing_found(query.rows())?;
     let mut first_reference = 0;
     for (number, source) in sources.iter().enumerate() {
@@ -217,7 +217,8 @@ pub(crate) fn search<O: Output>(
     compressed_rows::join(finished, query.rows(), options.values, problem.threads)
 }
 
-/// Whether every pair can be found from one of its sides. By value the order may need more than the rounded values.
+/// Whether the upper triangle suffices. Not for an order by value: it may depend on more than the rounded values, which are
+/// all that the lists hold.
 fn is_triangle(query: &dyn Rows, source: &Source<'_>, options: &RadiusOptions<'_>) -> bool {
     options.order == RowOrder::Row
         && options.metric.is_symmetric()
@@ -229,7 +230,7 @@ fn is_triangle(query: &dyn Rows, source: &Source<'_>, options: &RadiusOptions<'_
         && query.row_bytes() == source.rows.row_bytes()
 }
 
-/// Which float64 values are inside: those up to the last one whose rounded value still keeps to the radius.
+/// The float64 values inside: those up to the last one that rounds to at most the radius (for similarities, to at least it).
 #[derive(Debug, Clone, Copy)]
 struct Edge {
     largest_first: bool,
@@ -239,41 +240,41 @@ struct Edge {
 impl Edge {
     fn new(metric: Metric, precision: Precision, radius: f64) -> Self {
         let largest_first = metric.largest_first();
-        // Rounding is symmetric about zero.
+        // For a similarity the signs are reversed; rounding is symmetric about zero.
         let last = if largest_first { -precision.largest_within(-radius) } else { precision.largest_within(radius) };
         Self { largest_first, last }
     }
 
-    /// Whether no value can be inside: no distance is negative.
+    /// Whether no value is inside: distances are not negative.
     fn excludes_all(self) -> bool {
         !self.largest_first && self.last < 0.0
     }
 
     #[inline(always)]
-    fn holds(self, value: f64) -> bool {
+    fn contains(self, value: f64) -> bool {
         if self.largest_first { value >= self.last } else { value <= self.last }
     }
 }
 
-/// What keys of one query prove.
+/// The floor and the ceiling of a query's keys.
 struct Limits {
-    /// Keys below it belong to rows outside.
+    /// Rows with an exact key below it are outside.
     reject: f32,
-    /// Keys above it belong to rows inside; infinite where the value is wanted anyway.
+    /// Rows with an exact key above it are inside. Infinite if all values are needed anyway.
     accept: f32,
 }
 
-/// What one query has found, unordered; [`sorted`] brings it into its order.
+/// The rows inside of one query, unordered; see [`sorted`].
 #[derive(Default)]
 struct Found {
-    /// Where no value is needed; else empty.
+    /// Without values, if none are needed; else empty.
     rows: Vec<u32>,
-    /// Where values are needed; else empty.
+    /// With values, if they are needed; else empty.
     neighbours: Vec<Neighbour>,
 }
 
 impl Found {
-    /// Take in what another scan found among references whose first is `first_row`.
+    /// Add the rows of another scan, whose first reference is row `first_row`.
     fn append(&mut self, more: Self, first_row: usize) -> Result<()> {
         reserve(&mut self.rows, more.rows.len())?;
         reserve(&mut self.neighbours, more.neighbours.len())?;
@@ -283,7 +284,7 @@ impl Found {
     }
 }
 
-/// The question. `finish` is done with what each chunk of queries has found.
+/// Rows within a radius, as a question. `finish` maps the rows found by a chunk of queries to its answer.
 struct Radius<'a, F> {
     context: &'a Context<'a>,
     options: &'a RadiusOptions<'a>,
@@ -316,9 +317,9 @@ impl<T: Send, F: Fn(Vec<Found>) -> Result<T> + Sync> Question for Radius<'_, F> 
         let count = pass.queries().len();
         let mut limits = try_vec(count, FOUND)?;
         limits.extend((0..count).map(|query| {
-            // The edge stands between rounded values: there is no rounding to allow for.
+            // The edge accounts for rounding, so the bound needs no margin for it.
             let bound = pass.key_map(query).map(|keys| keys.bound(0.0));
-            let accept = bound.filter(|_| !self.options.is_measured()).map(|bound| bound.accept_above(self.edge.last));
+            let accept = bound.filter(|_| !self.options.needs_values()).map(|bound| bound.accept_above(self.edge.last));
             Limits {
                 reject: bound.map_or(f32::NEG_INFINITY, |bound| bound.reject_below(self.edge.last)),
                 accept: accept.unwrap_or(f32::INFINITY),
@@ -327,7 +328,7 @@ impl<T: Send, F: Fn(Vec<Found>) -> Result<T> + Sync> Question for Radius<'_, F> 
         Ok(RadiusCollector {
             ranking: self.context.ranking,
             edge: self.edge,
-            is_measured: self.options.is_measured(),
+            needs_values: self.options.needs_values(),
             limits,
             found: nothing_found(count)?,
         })
@@ -342,7 +343,7 @@ impl<T: Send, F: Fn(Vec<Found>) -> Result<T> + Sync> Question for Radius<'_, F> 
 struct RadiusCollector {
     ranking: Ranking,
     edge: Edge,
-    is_measured: bool,
+    needs_values: bool,
     limits: Vec<Limits>,
     found: Vec<Found>,
 }
@@ -360,14 +361,14 @@ impl Collector for RadiusCollector {
         };
         let found = &mut self.found[query].rows;
         reserve(found, candidates.rows.len())?;
-        // A threshold for each panel, not for each row: candidates come panel by panel.
+        // One threshold per panel, as the error bounds are: candidates ascend, so they arrive panel by panel.
         let (mut panel, mut threshold) = (usize::MAX, f32::INFINITY);
         for (&row, &key) in candidates.rows.iter().zip(candidates.keys) {
             if row as usize / errors.panel_rows != panel {
                 panel = row as usize / errors.panel_rows;
                 threshold = accept_threshold(accept, errors.of_panel(panel));
             }
-            // A NaN is not above.
+            // A NaN key accepts nothing.
             if key > threshold { found.push(row) } else { undecided.push(row) }
         }
         Ok(())
@@ -376,8 +377,8 @@ impl Collector for RadiusCollector {
     fn take(&mut self, query: usize, rows: &[u32], values: &[f64]) -> Result<u64> {
         let found = &mut self.found[query];
         let before = found.rows.len() + found.neighbours.len();
-        let inside = rows.iter().zip(values).filter(|(_, value)| self.edge.holds(**value));
-        if self.is_measured {
+        let inside = rows.iter().zip(values).filter(|(_, value)| self.edge.contains(**value));
+        if self.needs_values {
             reserve(&mut found.neighbours, rows.len())?;
             found.neighbours.extend(inside.map(|(&row, &value)| self.ranking.neighbour(value, row)));
         } else {
@@ -393,22 +394,22 @@ impl Collector for RadiusCollector {
     }
 }
 
-/// Bring the rows of each query of a chunk into their order.
+/// Sort the rows of each query of a chunk.
 fn sorted<O: Output>(found: Vec<Found>, options: &RadiusOptions<'_>, monitor: &Monitor) -> Result<Part<O>> {
     let mut counts = try_vec(found.len(), FOUND)?;
     counts.extend(found.iter().map(|found| found.rows.len() + found.neighbours.len()));
     let total = counts.iter().sum();
     let mut rows = try_vec(total, FOUND)?;
     let mut values = try_vec(if options.values { total } else { 0 }, FOUND)?;
-    for Found { rows: mut unmeasured, mut neighbours } in found {
+    for Found { rows: mut without_values, mut neighbours } in found {
         monitor.check()?;
         match options.order {
             RowOrder::Value => neighbours.sort_unstable(),
             RowOrder::Row => neighbours.sort_unstable_by_key(|neighbour| neighbour.row()),
         }
-        // Accepted rows of a run stand before those that were measured.
-        unmeasured.sort_unstable();
-        rows.append(&mut unmeasured);
+        // In each run the rows accepted by their keys come before those accepted by their values.
+        without_values.sort_unstable();
+        rows.append(&mut without_values);
         rows.extend(neighbours.iter().map(|neighbour| neighbour.row()));
         if options.values {
             values.extend(neighbours.iter().map(|neighbour| neighbour.value::<O>(options.metric)));
@@ -417,7 +418,7 @@ fn sorted<O: Output>(found: Vec<Found>, options: &RadiusOptions<'_>, monitor: &M
     Ok(Part { counts, rows, values })
 }
 
-/// Room for `more` elements behind those of `list`, growing by doubling.
+/// Reserve room for `more` elements, growing by doubling.
 fn reserve<T>(list: &mut Vec<T>, more: usize) -> Result<()> {
     list.try_reserve(more)
         .map_err(|_| Error::OutOfMemory { bytes: (list.len() + more).saturating_mul(size_of::<T>()), what: FOUND })

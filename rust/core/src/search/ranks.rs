@@ -1,17 +1,17 @@
-//! The ranks of given rows in the full order of all references, without sorting them.
+//! The ranks of target rows among all references, without sorting the references.
 //!
 //! ```text
-//! groups ──> targets of each query ──float64 values──> their keys (value, row), sorted
-//! scan, every key ──rank_counts.rs──> for each target: surely before │ surely behind │ undecided
-//!                   undecided ──float64 value──> compared with each target
-//! no filter: every reference ──float64 value──> search among the targets ──> its place
-//! for each query: add up its splits ──> rank = 1 + nearer targets + other references before the target
+//! groups ──> targets of each query ──float64 values──> sorted by (value, row)
+//! scan, all keys ──rank_counts.rs──> for each target: surely before │ surely behind │ undecided
+//!                  undecided ──float64 value──> compared with the targets
+//! no filter: every reference ──float64 value──> binary search among the targets
+//! for each query: sum over its splits ──> rank = 1 + nearer targets + other references before the target
 //! ```
 //!
-//! Targets are not compared with each other while references are counted, nor with the query itself.
+//! Targets and the query's own row are excluded while references are counted: the order of the targets is known.
 //!
-//! A target's limits are those of a search by radius whose edge stands just before its value, and just behind it: see
-//! `docs/exactness.md`, "Ranks". Memory is a few numbers for each target and query of the running tasks.
+//! The limits of a target are those of two searches by radius, with the edge just before its value and just behind it: see
+//! `docs/exactness.md`, "Ranks". Memory is a few numbers per target and query of the running tasks.
 
 use std::ops::Range;
 
@@ -33,29 +33,29 @@ use crate::order::{Neighbour, Ranking};
 use crate::runtime::Monitor;
 use crate::runtime::alloc::{try_vec, try_zeroed};
 
-/// What to look for.
+/// Options of a search for ranks.
 #[derive(Debug, Clone, Copy)]
 pub struct RankOptions<'a> {
-    /// What is measured.
+    /// The distance or similarity.
     pub metric: Metric,
-    /// Which reference row is the query itself: it has no rank and counts for no rank.
+    /// Which reference row is the query itself: it gets no rank and is not counted.
     pub exclude: SelfRule<'a>,
-    /// The level to run at.
+    /// The SIMD level.
     pub simd: Simd,
-    /// Threads to search with.
+    /// Threads that the search may use.
     pub threads: std::num::NonZero<usize>,
 }
 
-/// The ranks of each query's targets, as compressed rows.
+/// The ranks of each query's targets, in CSR form.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ranks {
-    /// Query `i` has the places `starts[i] .. starts[i + 1]` of `ranks`; one more than there are queries.
+    /// The row pointer: the ranks of query `i` are `starts[i] .. starts[i + 1]` of `ranks`. Queries + 1 entries.
     pub starts: Vec<i64>,
-    /// Ranks from 1 on, ascending within a query.
+    /// 1-based ranks, ascending within a query.
     pub ranks: Vec<i64>,
 }
 
-/// A search for ranks whose arguments were found good.
+/// A search for ranks whose arguments have been checked.
 #[derive(Clone, Copy)]
 pub struct RankSearch<'a, E> {
     query: MatrixRef<'a, E>,
@@ -65,10 +65,10 @@ pub struct RankSearch<'a, E> {
 }
 
 impl<'a, E: Element> RankSearch<'a, E> {
-    /// Check everything that can be checked without reading the rows.
+    /// Check all arguments, but not the elements of the rows.
     ///
     /// # Errors
-    /// [`Error::DimensionMismatch`], [`Error::BadArray`], and where self is excluded [`Error::ReferenceLacksQueries`] and
+    /// [`Error::DimensionMismatch`], [`Error::BadArray`], and if self is excluded [`Error::ReferenceLacksQueries`] and
     /// [`Error::QueriesOutsideReference`].
     pub fn new(
         query: MatrixRef<'a, E>,
@@ -91,13 +91,13 @@ impl<'a, E: Element> RankSearch<'a, E> {
         Execution::decide(self.options.simd, self.options.threads, &self.problem())
     }
 
-    /// Whether the search is over before a hand-over to other threads would be.
+    /// Whether the search takes less time than handing it to the pool.
     pub fn is_small(&self) -> bool {
         self.execution().is_inline()
     }
 
-    /// Search: on this thread alone if the search is small, else on the pool of this process with as many threads as the
-    /// options say (the current one, if the call is made in it).
+    /// Search: on the calling thread if the search is small, else on the pool of this process with the threads of the
+    /// options. A call from a worker of the pool stays in it.
     ///
     /// # Errors
     /// [`Error::NonFinite`] for a NaN or an infinity (the query's first, then the reference's), [`Error::OutOfMemory`],
@@ -110,10 +110,10 @@ impl<'a, E: Element> RankSearch<'a, E> {
 }
 
 impl RankOptions<'_> {
-    /// Everything that can be checked without reading the rows.
+    /// Check the groups, and the sizes of queries and references.
     ///
     /// # Errors
-    /// Those of [`check_sizes`] and of [`Groups::check`].
+    /// As for [`check_sizes`] and [`Groups::check`].
     pub(crate) fn check(&self, query: &dyn Rows, dim: usize, references: usize, groups: &Groups<'_>) -> Result<()> {
         check_sizes(query, dim, references, self.exclude)?;
         groups.check(query.rows(), references)
@@ -134,10 +134,10 @@ impl RankOptions<'_> {
     }
 }
 
-/// What the result is called when there is no memory for it.
+/// The purpose of the results in [`Error::OutOfMemory`].
 const RANKS: &str = "the ranks";
 
-/// The ranks of the targets of each query among the rows of `sources`, which follow one another. Sizes were checked.
+/// The ranks of each query's targets among consecutive `sources`. Sizes have been checked.
 pub(crate) fn search(
     query: &dyn Rows,
     sources: &[Source<'_>],
@@ -177,7 +177,7 @@ pub(crate) fn search(
         let problem = Problem { references: source.rows.rows(), packed: source.packed, ..problem };
         let filter = problem.rank_filter(level);
         if total == 0 || !filter.is_packed() {
-            // Targets are not compared with themselves: a scan without a filter need not meet every row.
+            // Targets are excluded from the scan, so a scan without a filter may not score every row.
             source.check_finite(problem.threads, monitor).map_err(numbered_from(first_reference))?;
         }
         if total > 0 && problem.references > 0 {
@@ -207,7 +207,7 @@ pub(crate) fn search(
 struct Targets<'a> {
     groups: &'a Groups<'a>,
     exclude: SelfRule<'a>,
-    /// Where the ranks of each query begin.
+    /// The row pointer of the ranks.
     starts: Vec<i64>,
     sources: &'a [Source<'a>],
     simd: Simd,
@@ -220,13 +220,13 @@ impl Targets<'_> {
         self.groups.of(query as usize).iter().map(|row| *row as usize).filter(move |row| Some(*row) != own)
     }
 
-    /// How many targets some neighbouring active queries have.
+    /// The number of targets of consecutive active queries. Inactive queries between them have none.
     fn count(&self, queries: &[u32]) -> usize {
         let (Some(first), Some(last)) = (queries.first(), queries.last()) else { return 0 };
         (self.starts[*last as usize + 1] - self.starts[*first as usize]) as usize
     }
 
-    /// The targets of a query in their order.
+    /// The targets of a query, sorted.
     fn ranked(
         &self,
         query: u32,
@@ -259,7 +259,7 @@ struct Buffers {
     wide: Widened,
 }
 
-/// The question, asked of one source.
+/// Ranks among the rows of one source, as a question.
 struct RankQuestion<'a> {
     context: &'a Context<'a>,
     targets: &'a Targets<'a>,
@@ -270,7 +270,7 @@ impl<'a> Question for RankQuestion<'a> {
     type Place = &'a mut [i64];
     type Answer = ();
 
-    /// Targets are to a task what neighbours are to a search, but take three times the memory.
+    /// A target takes about three times the memory of a neighbour.
     fn plan(&self, problem: &Problem, queries: &[u32], filter: Filter) -> Plan {
         let k = 3 * self.targets.count(queries).div_ceil(queries.len());
         Plan::new(&Problem { k, ..*problem }, filter)
@@ -292,20 +292,20 @@ impl<'a> Question for RankQuestion<'a> {
             let rows = targets.iter().map(|target| target.row() as usize).filter(|row| here.contains(row));
             excluded.extend(rows.map(|row| (row - first_reference) as u32));
             excluded.sort_unstable();
-            // The edges stand between rounded values: there is no rounding to allow for.
+            // The edges account for rounding, so the bound needs no margin for it.
             let limits = pass
                 .key_map(i)
                 .map(|keys| Limits::new(&keys.bound(0.0), targets.iter().map(|target| ranking.edges(*target))));
             let excluded = Excluded { rows: excluded, passed: 0 };
-            counts.push(Counted { targets, before, excluded, limits, undecided: Vec::new() });
+            counts.push(TargetCounts { targets, before, excluded, limits, undecided: Vec::new() });
         }
-        let (bounds, open) = (Bounds::new(), Vec::new());
-        Ok(RankCollector { ranking, first_reference, simd, counts, errors: Vec::new(), bounds, open })
+        let (bounds, positions) = (Bounds::new(), Vec::new());
+        Ok(RankCollector { ranking, first_reference, simd, counts, errors: Vec::new(), bounds, positions })
     }
 
     fn finish(&self, _: &[u32], mut collector: RankCollector, mut ranks: &'a mut [i64]) -> Result<()> {
         for counted in &mut collector.counts {
-            if counted.by_place() {
+            if counted.counts_once() {
                 counted.add_up();
             }
             let part;
@@ -318,37 +318,38 @@ impl<'a> Question for RankQuestion<'a> {
     }
 }
 
-/// A reference row that is not surely before or behind each target, and the bounds of its key.
+/// A reference row that is neither surely before nor surely behind some target, with the bounds of its key.
 struct Undecided {
     row: u32,
     low: f32,
     high: f32,
 }
 
-/// What is known of one query's targets.
-struct Counted {
-    /// In their order.
+/// The targets of one query, and the references before each.
+struct TargetCounts {
+    /// Sorted.
     targets: Vec<Neighbour>,
-    /// References before each of them that are no targets; or the same as differences, until [`Counted::add_up`].
+    /// References before each target, other targets excluded; if [`TargetCounts::counts_once`], differences of these counts
+    /// until [`TargetCounts::add_up`].
     before: Vec<u32>,
-    /// The rows of the targets of this source: they are not counted.
+    /// The target rows in this source.
     excluded: Excluded,
-    /// What keys prove about the targets; `None` where there are no keys.
+    /// Limits of the keys for each target; `None` if there are no keys.
     limits: Option<Limits>,
-    /// Rows whose float64 value will decide.
+    /// Rows that wait for their float64 value.
     undecided: Vec<Undecided>,
 }
 
-/// Some rows, met while others pass in ascending order.
+/// Rows to exclude from ascending candidates.
 struct Excluded {
     /// Ascending.
     rows: Vec<u32>,
-    /// How many of them have passed.
+    /// Rows before the candidates seen so far: candidates ascend, so these are not searched again.
     passed: usize,
 }
 
 impl Excluded {
-    /// Those of the rows in `range`, which begins behind what has passed.
+    /// The rows in `range`, which starts behind all earlier ranges.
     fn pass(&mut self, range: Range<usize>) -> &[u32] {
         let first = self.passed + self.rows[self.passed..].partition_point(|row| (*row as usize) < range.start);
         let last = first + self.rows[first..].partition_point(|row| (*row as usize) < range.end);
@@ -361,16 +362,16 @@ impl Excluded {
     }
 }
 
-impl Counted {
-    /// Whether a row counts at the first target that it is before, and not at each.
-    fn by_place(&self) -> bool {
-        self.limits.as_ref().is_none_or(Limits::by_place)
+impl TargetCounts {
+    /// Whether a row is counted only at the first target that it comes before, instead of at each.
+    fn counts_once(&self) -> bool {
+        self.limits.as_ref().is_none_or(Limits::counts_once)
     }
 
-    /// Count a reference at the first target that it is before.
+    /// Count a reference at the first target that it comes before.
     #[inline(always)]
-    fn place(&mut self, reference: Neighbour) {
-        // By value first, which takes one comparison; only among equals by the row.
+    fn count_at_first(&mut self, reference: Neighbour) {
+        // By value first, which is one comparison; by row only among equal values.
         let mut at = self.targets.partition_point(|target| reference.is_behind(*target));
         if self.targets.get(at).is_some_and(|target| !target.is_behind(reference)) {
             at += self.targets[at..].partition_point(|target| *target < reference);
@@ -380,7 +381,7 @@ impl Counted {
         }
     }
 
-    /// What is before a target is before all behind it.
+    /// Turn differences into counts: a row before one target is before all targets behind it.
     fn add_up(&mut self) {
         let mut sum = 0;
         for before in &mut self.before {
@@ -390,27 +391,27 @@ impl Counted {
     }
 }
 
-/// The references before each target of each query of a chunk.
+/// Counts the references before each target of each query of a chunk.
 struct RankCollector {
     ranking: Ranking,
     first_reference: usize,
     simd: Simd,
-    counts: Vec<Counted>,
-    // Buffers that are filled again for each query.
+    counts: Vec<TargetCounts>,
+    // Buffers, reused for every query.
     errors: Vec<f32>,
     bounds: Bounds,
     /// Positions of undecided rows in a block.
-    open: Vec<u32>,
+    positions: Vec<u32>,
 }
 
 impl Collector for RankCollector {
-    /// Every key counts.
+    /// No row is rejected: every key is counted.
     fn reject_below(&self, _: usize) -> f32 {
         f32::NEG_INFINITY
     }
 
     fn triage(&mut self, query: usize, candidates: Candidates<'_>, undecided: &mut Vec<u32>) -> Result<()> {
-        let Self { simd, counts, errors, bounds, open, .. } = self;
+        let Self { simd, counts, errors, bounds, positions, .. } = self;
         let counted = &mut counts[query];
         let (Some(key_errors), Some(limits)) = (candidates.errors, &counted.limits) else {
             undecided.extend(candidates.rows.iter().filter(|row| !counted.excluded.contains(**row)));
@@ -420,6 +421,7 @@ impl Collector for RankCollector {
         if let (Some(first), Some(last)) = (rows.first(), rows.last())
             && (last - first) as usize > rows.len()
         {
+            // A missing row would go uncounted.
             return Err(Error::Panic("a kernel has left out keys".into()));
         }
         for (rows, keys) in rows.chunks(BLOCK).zip(candidates.keys.chunks(BLOCK)) {
@@ -428,44 +430,44 @@ impl Collector for RankCollector {
             for &row in counted.excluded.pass(rows[0] as usize..rows[rows.len() - 1] as usize + 1) {
                 bounds.exclude(position(rows, row));
             }
-            limits.count(*simd, bounds, &mut counted.before, open);
-            for at in open.drain(..) {
+            limits.count(*simd, bounds, &mut counted.before, positions);
+            for at in positions.drain(..) {
                 let at = at as usize;
-                // Where no key is known, places beyond the keys and excluded rows are undecided too.
+                // If a target has no finite limit, padding and excluded rows are undecided too.
                 if at < rows.len() && !counted.excluded.contains(rows[at]) {
                     counted.undecided.push(Undecided { row: rows[at], low: bounds.low[at], high: bounds.high[at] });
                 }
             }
         }
         if counted.undecided.len() >= plan::RANK_BATCH {
-            undecided.extend(counted.undecided.iter().map(|open| open.row));
+            undecided.extend(counted.undecided.iter().map(|undecided| undecided.row));
         }
         Ok(())
     }
 
     fn flush(&mut self, query: usize, undecided: &mut Vec<u32>) {
-        undecided.extend(self.counts[query].undecided.iter().map(|open| open.row));
+        undecided.extend(self.counts[query].undecided.iter().map(|undecided| undecided.row));
     }
 
     fn take(&mut self, query: usize, rows: &[u32], values: &[f64]) -> Result<u64> {
         let (ranking, first_reference) = (self.ranking, self.first_reference);
         let counted = &mut self.counts[query];
         let reference = |row: u32, value: f64| ranking.neighbour(value, row).offset_by(first_reference);
-        if counted.by_place() {
+        if counted.counts_once() {
             counted.undecided.clear();
             for (&row, &value) in rows.iter().zip(values) {
-                counted.place(reference(row, value));
+                counted.count_at_first(reference(row, value));
             }
         } else if let Some(limits) = &counted.limits {
-            for (open, (&row, &value)) in counted.undecided.drain(..).zip(rows.iter().zip(values)) {
+            for (bounds, (&row, &value)) in counted.undecided.drain(..).zip(rows.iter().zip(values)) {
                 let reference = reference(row, value);
-                // For the other targets it was counted.
+                // The targets that its key decides have counted it already.
                 for (t, (target, before)) in counted.targets.iter().zip(&mut counted.before).enumerate() {
-                    *before += u32::from(limits.leave_open(t, open.low, open.high) & (reference < *target));
+                    *before += u32::from(limits.leave_undecided(t, bounds.low, bounds.high) & (reference < *target));
                 }
             }
         }
-        // What float32 leaves undecided is little beside what 8 bits do.
+        // All count as false positives: float32 keys leave far fewer rows undecided than 8-bit keys.
         Ok(rows.len() as u64)
     }
 
@@ -491,7 +493,7 @@ fn fill_errors(rows: &[u32], key_errors: crate::filter::panels::KeyErrors<'_>, e
     }
 }
 
-/// Where `row` stands among neighbouring rows of which at most one is missing.
+/// The position of `row` among consecutive rows, of which at most one (the query's own) is missing.
 fn position(rows: &[u32], row: u32) -> usize {
     let at = (row - rows[0]) as usize;
     if rows.get(at) == Some(&row) { at } else { at - 1 }

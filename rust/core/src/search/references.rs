@@ -1,9 +1,9 @@
-//! References between searches: the rows, and the panels that are kept of them.
+//! References: their rows, and the cache of their panels between searches.
 //!
 //! ```text
-//! scan through kernel K ──panels for K in the cache?──> the panels
-//!                         ├── no, but stored in a file ──map──> cache ──> the panels
-//!                         └── no ──Panels::make──> cache, if there is one ──> the panels
+//! scan with kernel K ──panels for K in the cache?──> the panels
+//!                      ├── no, but stored in a file ──map──> cache ──> the panels
+//!                      └── no ──Panels::make──> cache, if there is one ──> the panels
 //! ```
 
 use std::any::Any;
@@ -25,7 +25,7 @@ use crate::runtime::Monitor;
 use crate::saved::{Saved, Tensor};
 use crate::search::plan;
 
-/// Rows that are searched, and the panels kept of them between searches, if there are any.
+/// Rows to search, with or without a cache of their panels.
 ///
 /// ```
 /// use exactknn_core::{Argument, MatrixRef, Metric, PanelCache, References};
@@ -44,7 +44,7 @@ pub struct References<'a, E> {
 }
 
 impl<'a, E: Element> References<'a, E> {
-    /// Rows whose panels `cache` keeps. The rows must not change while it does.
+    /// Rows whose panels are cached. The rows must not change as long as `cache` holds panels.
     pub fn cached(rows: MatrixRef<'a, E>, cache: &'a PanelCache) -> Self {
         Self { rows, cache: Some(cache) }
     }
@@ -54,7 +54,7 @@ impl<'a, E: Element> References<'a, E> {
         self.rows
     }
 
-    /// Whether panels are at hand, so that packing costs nothing.
+    /// Whether panels are cached, so that a search need not pack.
     pub(crate) fn is_packed(&self) -> bool {
         self.cache.is_some_and(PanelCache::is_filled)
     }
@@ -68,29 +68,29 @@ impl<'a, E: Element> From<MatrixRef<'a, E>> for References<'a, E> {
 }
 
 impl<E: Element> References<'_, E> {
-    /// The rows as a scan takes them.
+    /// The rows, independent of their type.
     pub(crate) fn source(&self) -> Source<'_> {
         Source { rows: &self.rows, cache: self.cache, guard: None, finite: false, packed: self.is_packed() }
     }
 }
 
-/// Rows as a scan takes them, whatever their type and wherever they lie.
+/// References for a scan: rows of any type, in memory or mapped from a file.
 #[derive(Clone, Copy)]
 pub(crate) struct Source<'a> {
     pub(crate) rows: &'a dyn Rows,
-    /// Where panels are kept between searches; `None` if they are for one search.
+    /// The cache of panels; `None` if they are used for one search only.
     pub(crate) cache: Option<&'a PanelCache>,
-    /// Verifies rows before they are read; `None` where all of them may be.
+    /// Verifies rows before they are read; `None` if they are in memory.
     pub(crate) guard: Option<&'a dyn Guard>,
     /// Whether all rows are known to be finite.
     pub(crate) finite: bool,
-    /// Whether panels are at hand or kept from now on, so that packing costs a search nothing.
+    /// Whether panels are cached, or will be after this search, so that the plan ignores the cost of packing.
     pub(crate) packed: bool,
 }
 
-/// Verifies that rows may be read.
+/// Verifies rows that are mapped from a file.
 pub(crate) trait Guard: Sync {
-    /// Called for every row before its first use, and again at every other: a second call must be quick.
+    /// Called before every use of a row, so a call for verified rows must be fast.
     fn verify(&self, rows: Range<usize>) -> Result<()>;
 }
 
@@ -115,7 +115,7 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// Refuse rows that are not finite, where no packing does; a pass over them is cheap beside a search in float64.
+    /// Refuse rows that are not finite, for searches that do not pack. This pass is cheap compared with a search in float64.
     pub(crate) fn check_finite(&self, threads: usize, monitor: &Monitor) -> Result<()> {
         if self.finite {
             return Ok(());
@@ -129,7 +129,7 @@ impl<'a> Source<'a> {
         bad.check(self.rows, Argument::Reference)
     }
 
-    /// Do `work` for all rows, piece by piece, each once it has been verified.
+    /// Call `work` for all rows, piece by piece; each piece is verified first.
     fn each_piece(&self, threads: usize, monitor: &Monitor, work: impl Fn(Range<usize>) + Sync) -> Result<()> {
         let rows = self.rows.rows();
         let step = plan::block_rows(self.rows.row_bytes());
@@ -144,7 +144,7 @@ impl<'a> Source<'a> {
         if threads == 1 { pieces.into_iter().try_for_each(piece) } else { pieces.into_par_iter().try_for_each(piece) }
     }
 
-    /// The rows as kernel `K` reads them.
+    /// The panels of kernel `K`, cached or packed now.
     pub(crate) fn panels<K: Microkernel + 'static>(
         &self,
         simd: Simd,
@@ -165,7 +165,7 @@ impl<'a> Source<'a> {
     }
 }
 
-/// References as kernel `K` reads them, and how they got there.
+/// References packed for kernel `K`, and the frame in which they are encoded.
 pub(crate) struct Panels<K: Microkernel> {
     pub(crate) frame: Frame,
     pub(crate) packed: PackedReference<K>,
@@ -179,15 +179,15 @@ impl<K: Microkernel> Panels<K> {
     }
 }
 
-/// Panels of a kernel that is not named here.
+/// [`Panels`] of any kernel.
 pub(crate) trait AnyPanels: Any + Send + Sync {
     /// See [`codes_name`].
     fn codes_name(&self) -> String;
-    /// Bytes of memory that they take.
+    /// Bytes of memory.
     fn bytes(&self) -> usize;
-    /// Bytes of their codes, wherever they lie.
+    /// Bytes of their codes, in memory or mapped.
     fn code_bytes(&self) -> usize;
-    /// What a file has to hold to give them again; the names begin with `prefix`.
+    /// Append the tensors that save these panels, named with `prefix`.
     fn tensors<'a>(&'a self, prefix: &str, tensors: &mut Vec<Tensor<'a>>);
 }
 
@@ -210,16 +210,16 @@ impl<K: Microkernel + 'static> AnyPanels for Panels<K> {
     }
 }
 
-/// Panels in a file.
+/// Panels stored in a file.
 pub(crate) struct StoredPanels {
     pub(crate) saved: Saved,
-    /// What the names of their tensors begin with.
+    /// The prefix of their tensors' names.
     pub(crate) prefix: String,
     /// See [`codes_name`].
     pub(crate) codes_name: String,
 }
 
-/// The panels of one matrix and one metric: a form for each kernel that a search has used.
+/// The panels of one matrix for one metric, one form for each kernel that a search has used.
 pub struct PanelCache {
     metric: Metric,
     forms: Mutex<Forms>,
@@ -228,7 +228,7 @@ pub struct PanelCache {
 
 #[derive(Default)]
 struct Forms {
-    /// [`Rows::identity`] of the rows that were packed.
+    /// [`Rows::identity`] of the packed rows.
     rows: Option<(usize, usize)>,
     panels: Vec<Arc<dyn AnyPanels>>,
 }
@@ -245,18 +245,18 @@ impl PanelCache {
         Self { metric, forms: Mutex::default(), stored: None }
     }
 
-    /// Panels that stay in a file until a search needs them.
+    /// A cache whose panels are mapped from a file when a search needs them.
     pub(crate) fn stored(metric: Metric, stored: StoredPanels) -> Self {
         Self { stored: Some(stored), ..Self::new(metric) }
     }
 
-    /// The metric that panels are for.
+    /// The metric of the panels.
     pub fn metric(&self) -> Metric {
         self.metric
     }
 
     fn lock(&self) -> MutexGuard<'_, Forms> {
-        // A panic elsewhere cannot have left the list half changed.
+        // The list is changed by single pushes, so a panic cannot have left it inconsistent.
         self.forms.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -265,7 +265,7 @@ impl PanelCache {
         self.stored.is_some() || !self.lock().panels.is_empty()
     }
 
-    /// The panels for kernel `K`, which `make` makes where no search has used them before and no file holds them.
+    /// The panels for kernel `K`; `make` packs them if they are neither cached nor stored in a file.
     fn panels<K: Microkernel + 'static>(
         &self,
         rows: &dyn Rows,
@@ -273,27 +273,28 @@ impl PanelCache {
         make: impl FnOnce() -> Result<Panels<K>>,
     ) -> Result<Arc<Panels<K>>> {
         if metric != self.metric {
-            return Err(Error::Panic(format!("panels for {:?} were asked for {metric:?}", self.metric)));
+            return Err(Error::Panic(format!("a cache of panels for {:?} was used for {metric:?}", self.metric)));
         }
         let identity = Some(rows.identity());
         {
             let forms = self.lock();
             if let Some(panels) = forms.find() {
-                // An index appends to its rows in place, but never once they are packed.
+                // An index appends rows in place only to segments that are not packed, so packed rows do not move.
                 return if forms.rows == identity {
                     Ok(panels)
                 } else {
-                    Err(Error::Panic("panels were asked for other rows than those that were packed".into()))
+                    Err(Error::Panic("a cache of panels was used for other rows than those packed".into()))
                 };
             }
         }
-        // Never under the lock: a worker that waits for others may take up a task that wants the same panels.
+        // Not under the lock: while a rayon worker waits for its subtasks it may run another search that needs the same
+        // panels.
         let made = Arc::new(match &self.stored {
             Some(stored) if stored.codes_name == codes_name::<K>() => stored.read(rows, metric)?,
             _ => make()?,
         });
         let mut forms = self.lock();
-        // Another search may have been first; then there is one form all the same.
+        // If another search was faster, use its panels: one form per kernel.
         if let Some(panels) = forms.find() {
             return Ok(panels);
         }
@@ -302,17 +303,17 @@ impl PanelCache {
         Ok(made)
     }
 
-    /// How many forms it holds: each was packed once.
+    /// The number of forms; each was packed, or mapped, once.
     pub fn packings(&self) -> usize {
         self.lock().panels.len()
     }
 
-    /// Bytes of memory that all forms take.
+    /// Bytes of memory of all forms.
     pub fn bytes(&self) -> usize {
         self.lock().panels.iter().map(|form| form.bytes()).sum()
     }
 
-    /// The form that takes the least in a file.
+    /// The form with the fewest bytes of codes, to be saved.
     pub(crate) fn smallest(&self) -> Option<Arc<dyn AnyPanels>> {
         self.lock().panels.iter().min_by_key(|form| form.code_bytes()).map(Arc::clone)
     }

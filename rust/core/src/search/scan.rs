@@ -5,21 +5,21 @@
 //!     for each block of units that stays in cache
 //!         for each group of queries
 //!             Engine::scan ──keys that may reach reject_below──> candidates
-//!                 minus padding, the query itself, rows of the other triangle      here, and nowhere else
-//!             Collector::triage ──what keys alone decide │ undecided
+//!                 less padding, the query's own row and the lower triangle         excluded here and nowhere else
+//!             Collector::triage ──> decided by their keys │ undecided
 //!             undecided ──float64 values──> Collector::take ──> reject_below rises
 //! merge the splits of a chunk ──> Question::finish
 //! ```
 //!
-//! The first queries try a filter: where it rejects too little, the rest goes on with the next one down. A filter changes the
-//! time of a search, never its answer.
+//! The first queries probe the filter: if it rejects too few rows, the remaining queries step down to the next one. The
+//! filter affects the time of a search, never its result.
 
 use std::ops::Range;
 
 use rayon::prelude::*;
 
 use super::Context;
-use super::engine::{Engine, Scanner, check_rows, scanner};
+use super::engine::{Engine, Scanner, check_bad_rows, scanner};
 use super::plan::{Plan, Problem};
 use crate::arch::kernel::{CandidateLists, SAMPLE_STRIDE, Visit};
 use crate::error::Result;
@@ -33,65 +33,67 @@ use crate::runtime::alloc::try_vec;
 /// Rows that a filter has not rejected, in ascending order.
 pub(crate) struct Candidates<'a> {
     pub(crate) rows: &'a [u32],
-    /// One key a row; without meaning where `errors` is `None`.
+    /// One key per row; meaningless if `errors` is `None`.
     pub(crate) keys: &'a [f32],
-    /// How far the keys may be from the truth; `None` where there are none.
+    /// Error bounds of the keys; `None` for engines without keys.
     pub(crate) errors: Option<KeyErrors<'a>>,
 }
 
-/// What one question does with the references that a chunk of queries meets. Queries are numbered within the chunk.
+/// The results of a chunk of queries while the references are scanned. Queries are numbered within the chunk.
 pub(crate) trait Collector: Send {
-    /// Keys below it belong to rows that this query rejects. It may only rise.
+    /// The floor of a query: rows whose exact key is below it are rejected. Kernels compare computed keys with this floor
+    /// less their error. It never falls, so a row that was rejected once would be rejected again.
     fn reject_below(&self, query: usize) -> f32;
 
-    /// Whether [`Collector::reject_below`] rises with the rows that are taken: then the first scans are short.
+    /// Whether [`Collector::reject_below`] rises as values are taken. Then the first runs are short.
     fn rises(&self) -> bool {
         false
     }
 
-    /// Decide what keys alone can decide, and append the rows that need their float64 value to `undecided`.
+    /// Decide candidates by their keys where that is possible; append those that need their float64 value to `undecided`.
     fn triage(&mut self, _query: usize, candidates: Candidates<'_>, undecided: &mut Vec<u32>) -> Result<()> {
         undecided.extend_from_slice(candidates.rows);
         Ok(())
     }
 
-    /// Append what [`Collector::triage`] held back; called once for each query at the end.
+    /// Append the rows that [`Collector::triage`] has deferred; called once per query at the end of a visit.
     fn flush(&mut self, _query: usize, _undecided: &mut Vec<u32>) {}
 
-    /// Take in float64 values. Returns how many of the rows a sharper filter would have rejected.
+    /// Take the float64 values of undecided rows. Returns the number of false positives: rows that a sharper filter would
+    /// have rejected.
     fn take(&mut self, query: usize, rows: &[u32], values: &[f64]) -> Result<u64>;
 
-    /// Take in what the same queries found in another split.
+    /// Add the results of the same queries in another split.
     fn merge(&mut self, other: Self) -> Result<()>
     where
         Self: Sized;
 }
 
-/// A question, asked of all queries of a search.
+/// What a search computes for every query: k nearest neighbours, rows within a radius, ranks.
 pub(crate) trait Question: Sync {
     type Collector: Collector;
-    /// Where answers are written.
+    /// Output buffers that are allocated before the search; `()` if the size of the results is unknown.
     type Place: Send;
-    /// What a chunk of queries answers beside that.
+    /// Results of a chunk that have no place in these buffers.
     type Answer: Send;
 
-    /// The plan for some queries.
+    /// The plan for some of the queries.
     fn plan(&self, problem: &Problem, _queries: &[u32], filter: Filter) -> Plan {
         Plan::new(problem, filter)
     }
 
-    /// Divide a place: that of the queries in `first`, and the rest.
+    /// Split the output: the part of the queries `first`, and the rest.
     fn split(&self, place: Self::Place, first: &[u32]) -> (Self::Place, Self::Place);
 
-    /// A collector for the queries and references of a pass.
+    /// An empty collector for a pass.
     fn collector(&self, pass: &Pass<'_>) -> Result<Self::Collector>;
 
-    /// Let a collector meet all references of a pass.
+    /// Scan all references of a pass.
     fn scan(&self, pass: &mut Pass<'_>, collector: &mut Self::Collector) -> Result<()> {
         pass.visit(Visit::All, collector)
     }
 
-    /// Answer all of `queries` in another way than chunk by chunk; gives the place back where there is none.
+    /// Answer `queries` by symmetric tiles. Returns the output unchanged if that is impossible or does not pay.
     fn scan_symmetric(
         &self,
         _scanner: &dyn Scanner,
@@ -101,11 +103,11 @@ pub(crate) trait Question: Sync {
         Ok(Some(place))
     }
 
-    /// The answer of a chunk.
+    /// The results of a chunk, from its merged collector.
     fn finish(&self, queries: &[u32], collector: Self::Collector, place: Self::Place) -> Result<Self::Answer>;
 }
 
-/// Answer `question` for `queries`, beginning with `filter`. The answers of the chunks come in the order of the queries.
+/// Answer `question` for `queries`, starting with `filter`. The chunks' answers are in the order of the queries.
 pub(crate) fn run<Q: Question>(
     context: &Context<'_>,
     question: &Q,
@@ -121,6 +123,7 @@ pub(crate) fn run<Q: Question>(
         let problem = Problem { queries: queries.len(), ..context.problem };
         let probe = if filter.is_packed() { problem.probe() } else { 0 };
         if probe > 0 {
+            // The probed queries keep their results whatever the outcome: each query is searched by one filter throughout.
             let (first, rest) = queries.split_at(probe);
             let (here, there) = question.split(place, first);
             (queries, place) = (rest, there);
@@ -131,19 +134,20 @@ pub(crate) fn run<Q: Question>(
             let share = |before: u64, after: u64| (after - before) as f64 / pairs;
             let next = problem.next_filter(filter, share(before.0, after.0), share(before.1, after.1));
             if next != filter {
+                // Probe again: float32 may not pay either.
                 filter = next;
                 continue;
             }
         }
         if let Some(place) = question.scan_symmetric(&*scanner, queries, place)? {
             let outcome = nest.chunks(queries, place, &mut answers);
-            check_rows(context, &*scanner, outcome)?;
+            check_bad_rows(context, &*scanner, outcome)?;
         }
         return Ok(answers);
     }
 }
 
-/// A question with the filter that it is asked through.
+/// A question and the filter that searches for it.
 struct Nest<'a, Q> {
     context: &'a Context<'a>,
     question: &'a Q,
@@ -152,7 +156,7 @@ struct Nest<'a, Q> {
 }
 
 impl<Q: Question> Nest<'_, Q> {
-    /// Cut queries into chunks and references into splits, and answer chunk by chunk.
+    /// Answer `queries` in chunks, in parallel over chunks and splits of the references.
     fn chunks(&self, queries: &[u32], place: Q::Place, answers: &mut Vec<Q::Answer>) -> Result<()> {
         if queries.is_empty() {
             return Ok(());
@@ -168,12 +172,13 @@ impl<Q: Question> Nest<'_, Q> {
             chunks.push((chunk, here));
         }
         if plan.splits == 1 && problem.threads == 1 {
-            // Stay on this thread: small searches do not wait for a pool.
+            // No rayon call: a small search runs on the caller's thread, which is not a worker of our pool.
             for (queries, place) in chunks {
                 answers.push(self.question.finish(queries, self.scan(queries, plan, 0)?, place)?);
             }
             return Ok(());
         }
+        // `with_max_len(1)`: one task per chunk and split. Rayon would group them, and the last group delays the search.
         let chunk = |(queries, place): (&[u32], Q::Place)| {
             let splits: Vec<Q::Collector> = (0..plan.splits)
                 .into_par_iter()
@@ -181,6 +186,7 @@ impl<Q: Question> Nest<'_, Q> {
                 .map(|split| self.scan(queries, plan, split))
                 .collect::<Result<_>>()?;
             let mut splits = splits.into_iter();
+            // Any order of merging gives the same bytes: neighbours are totally ordered, lists are sorted, counts are sums.
             let Some(mut whole) = splits.next() else { unreachable!("a plan has at least one split") };
             splits.try_for_each(|split| whole.merge(split))?;
             self.question.finish(queries, whole, place)
@@ -190,8 +196,9 @@ impl<Q: Question> Nest<'_, Q> {
         Ok(())
     }
 
-    /// What a chunk of queries finds in one split.
+    /// The results of a chunk in one split.
     fn scan(&self, queries: &[u32], plan: Plan, split: usize) -> Result<Q::Collector> {
+        // Splits end at units: no panel is scanned twice. `context.rows` may start and end within a unit.
         let (rows, unit) = (&self.context.rows, self.scanner.unit_rows());
         let units = plan.split(rows.start / unit..rows.end.div_ceil(unit), split);
         let rows = (units.start * unit).max(rows.start)..(units.end * unit).min(rows.end);
@@ -202,7 +209,7 @@ impl<Q: Question> Nest<'_, Q> {
     }
 }
 
-/// A chunk of queries on its way through some references.
+/// A chunk of queries, prepared and packed, and the references of one split.
 pub(crate) struct Pass<'a> {
     context: &'a Context<'a>,
     scanner: &'a dyn Scanner,
@@ -211,17 +218,17 @@ pub(crate) struct Pass<'a> {
     prepared: Vec<Prepared>,
     /// The references of the split.
     rows: Range<usize>,
-    // Buffers that are filled again for each query.
+    // Buffers, allocated once per pass and reused for every query.
     candidates: CandidateLists,
     undecided: Vec<u32>,
     values: Vec<f64>,
     wide: Widened,
-    /// Rows scored, and those of them that a sharper filter would have rejected.
+    /// Pairs rescored, and the false positives among them. Summed here: the monitor's counters are shared by all threads.
     rescored: (u64, u64),
 }
 
 impl<'a> Pass<'a> {
-    /// Make `queries` ready to meet the references `rows`.
+    /// Prepare `queries` for a scan of the references `rows`.
     pub(crate) fn new(
         context: &'a Context<'a>,
         scanner: &'a dyn Scanner,
@@ -233,7 +240,8 @@ impl<'a> Pass<'a> {
         prepared.extend(queries.iter().map(|&i| context.query.prepare(context.metric, i as usize, &mut scratch)));
         let engine = scanner.engine(queries, &prepared)?;
         if let Some(bad) = scanner.bad_rows() {
-            // A query's own row is met by no other query of a chunk of one.
+            // Without panels, rows are checked where they are scored, and a query's own row is never scored. In a chunk of
+            // one query no other query scores it either.
             let own = queries.iter().filter_map(|&query| context.own_row(query));
             own.filter(|&row| !context.source.rows.is_finite(row)).for_each(|row| bad.report(row));
         }
@@ -254,18 +262,18 @@ impl<'a> Pass<'a> {
         })
     }
 
-    /// Some of the queries, by their numbers in this pass, before the same references.
+    /// A new pass of some of the queries, numbered as in this pass, over the same references.
     pub(crate) fn again(&self, queries: &[usize]) -> Result<Self> {
         let queries: Vec<u32> = queries.iter().map(|&i| self.queries[i]).collect();
         Self::new(self.context, self.scanner, &queries, self.rows.clone())
     }
 
-    /// The queries by their numbers in the search.
+    /// The queries, numbered as in the search.
     pub(crate) fn queries(&self) -> &[u32] {
         &self.queries
     }
 
-    /// The queries as values are formed from them.
+    /// The queries, widened and normalised for float64 values.
     pub(crate) fn prepared(&self) -> &[Prepared] {
         &self.prepared
     }
@@ -275,28 +283,28 @@ impl<'a> Pass<'a> {
         self.rows.len()
     }
 
-    /// How keys of a query relate to its values; `None` where there are no keys.
+    /// The relation of a query's keys to its values; `None` for engines without keys.
     pub(crate) fn key_map(&self, query: usize) -> Option<KeyMap> {
         self.engine.key_map(query)
     }
 
-    /// Whether references lie in panels, of which a sample can be visited.
+    /// Whether references are packed. Only panels can be sampled.
     pub(crate) fn is_packed(&self) -> bool {
         self.scanner.unit_rows() > 1
     }
 
-    /// Let `collector` meet the references of the split.
+    /// Scan the references of the split.
     pub(crate) fn visit(&mut self, visit: Visit, collector: &mut dyn Collector) -> Result<()> {
         self.walk(self.rows.clone(), visit, None, collector)
     }
 
-    /// Let `collector` meet other references than those of the split.
+    /// Scan the references `rows` instead of those of the split.
     pub(crate) fn visit_rows(&mut self, rows: Range<usize>, collector: &mut dyn Collector) -> Result<()> {
         self.walk(rows, Visit::All, None, collector)
     }
 
-    /// Let `collector` meet other references, which are queries too: also where the query reaches their floor, of which
-    /// `theirs` has one for each row of each unit.
+    /// Scan the references `rows`, which are queries too. A pair is also a candidate if its key may reach the floor of the
+    /// reference as a query; `theirs` has one floor per row of each unit.
     pub(crate) fn visit_pairs(
         &mut self,
         rows: Range<usize>,
@@ -307,6 +315,9 @@ impl<'a> Pass<'a> {
     }
 
     /// The loop nest: blocks of units, groups of queries, runs of units.
+    ///
+    /// Blocks are outermost: the units of a block stay in cache while all groups scan them. Within a block, a group's panel
+    /// of queries stays in the first-level cache.
     fn walk(
         &mut self,
         rows: Range<usize>,
@@ -315,10 +326,11 @@ impl<'a> Pass<'a> {
         collector: &mut dyn Collector,
     ) -> Result<()> {
         let unit = self.scanner.unit_rows();
+        // A sample visits one panel in `SAMPLE_STRIDE`: that many times longer runs fit the lists of candidates.
         let scale = if visit == Visit::Sample { SAMPLE_STRIDE } else { 1 };
         let mut units = if rows.is_empty() { 0..0 } else { rows.start / unit..rows.end.div_ceil(unit) };
         if self.context.upper_triangle {
-            // Queries ascend: none meets what lies before the first of them.
+            // Queries ascend, so no query of the chunk has a pair with rows before the first.
             let first = self.queries.first().map_or(0, |query| *query as usize / unit).clamp(units.start, units.end);
             self.advance(units.start..first, visit, &rows);
             units.start = first;
@@ -327,12 +339,14 @@ impl<'a> Pass<'a> {
         let blocks = units.len().div_ceil(most);
         let mut floors = Vec::with_capacity(self.engine.lanes());
         for block in 0..blocks {
-            // Of equal size, so that the last block is not a few units.
+            // Blocks of equal size: a last block of a few units would pay for all groups of queries, but scan little.
             let start = all.start + all.len() * block / blocks;
             let end = all.start + all.len() * (block + 1) / blocks;
             for first in (0..self.queries.len()).step_by(self.engine.lanes()) {
                 self.context.monitor.check()?;
                 let lanes = first..(first + self.engine.lanes()).min(self.queries.len());
+                // Until a query has k candidates it rejects nothing. Short runs first: a whole block of candidates would be
+                // rescored to find thresholds that a few panels give.
                 let is_cold =
                     collector.rises() && lanes.clone().any(|i| collector.reject_below(i) == f32::NEG_INFINITY);
                 let mut step = if is_cold { self.engine.warm_up_units().saturating_mul(scale) } else { end - start };
@@ -340,16 +354,18 @@ impl<'a> Pass<'a> {
                 while at < end {
                     let until = at.saturating_add(step).min(end);
                     step = step.saturating_mul(2);
+                    // Read once per run: floors move little within a run, and a stale floor is only lower.
                     floors.clear();
                     floors.extend(lanes.clone().map(|i| collector.reject_below(i)));
                     let theirs = theirs.map(|theirs| &theirs[(at - all.start) * unit..]);
                     self.engine.scan(first, at..until, visit, &floors, theirs, &mut self.candidates)?;
-                    self.take_in(lanes.clone(), &rows, collector)?;
+                    self.collect(lanes.clone(), &rows, collector)?;
                     at = until;
                 }
             }
             self.advance(start..end, visit, &rows);
         }
+        // Rows deferred by a collector are rescored in batches across blocks; these are the last, incomplete ones.
         for query in 0..self.queries.len() {
             self.undecided.clear();
             collector.flush(query, &mut self.undecided);
@@ -360,7 +376,7 @@ impl<'a> Pass<'a> {
         Ok(())
     }
 
-    /// Report the pairs of all queries with the rows in some units as done.
+    /// Add the pairs of all queries with the rows of `units` to the progress.
     fn advance(&self, units: Range<usize>, visit: Visit, rows: &Range<usize>) {
         let unit = self.scanner.unit_rows();
         let mut count = (units.end * unit).min(rows.end).saturating_sub((units.start * unit).max(rows.start));
@@ -370,18 +386,19 @@ impl<'a> Pass<'a> {
         self.context.monitor.advance(count as u64 * self.queries.len() as u64);
     }
 
-    /// Hand the candidates of a group of queries to the collector.
-    fn take_in(&mut self, lanes: Range<usize>, rows: &Range<usize>, collector: &mut dyn Collector) -> Result<()> {
+    /// Pass the candidates of a group of queries to the collector.
+    fn collect(&mut self, lanes: Range<usize>, rows: &Range<usize>, collector: &mut dyn Collector) -> Result<()> {
         for lane in 0..self.engine.lanes() {
             let query = lanes.start + lane;
             if query >= lanes.end {
-                // A lane without a query reports keys that are not numbers.
+                // A lane without a query has the threshold infinity, but still reports NaN keys.
                 self.candidates.clear(lane);
                 continue;
             }
             self.exclude(lane, self.queries[query], rows);
             if query + 1 < lanes.end {
-                // The next query's rows lie anywhere: load them while this one's are scored.
+                // Candidates are scattered over the references, so the hardware prefetcher misses them: prefetch those of the
+                // next lane while this one's are scored. Candidates ascend, so padding rows, which do not exist, come last.
                 let next = self.candidates.rows(lane + 1);
                 let exist = next.iter().take(ROWS).take_while(|row| (**row as usize) < rows.end).count();
                 self.context.source.rows.prefetch(&next[..exist]);
@@ -399,12 +416,16 @@ impl<'a> Pass<'a> {
         Ok(())
     }
 
-    /// Drop the candidates that a query must not meet: rows beyond `rows`, which pad a unit or belong to another pass; the
-    /// query itself; what lies before it, where a pair has one side.
+    /// Drop the candidates that are excluded for a query: rows outside `rows`, which pad a unit or belong to another pass;
+    /// the query's own row; the rows before it, if only the upper triangle is searched.
+    ///
+    /// Candidates ascend, since kernels report panel by panel and lane by lane. So the first and the last one decide whether
+    /// anything is excluded at all; usually nothing is.
     #[inline(always)]
     fn exclude(&mut self, lane: usize, query: u32, rows: &Range<usize>) {
         let list = self.candidates.rows(lane);
         let (Some(&first), Some(&last)) = (list.first(), list.last()) else { return };
+        // `u32::MAX` is a sentinel: matrices have fewer rows, padding included.
         let own = self.context.own_row(query).map_or(u32::MAX, |row| row as u32);
         let start = if self.context.upper_triangle { rows.start.max(query as usize) } else { rows.start };
         let (start, end) = (start as u32, rows.end as u32);
@@ -413,7 +434,7 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Form the float64 values of the undecided rows of a query and hand them to the collector.
+    /// Compute the float64 values of a query's undecided rows and pass them to the collector.
     fn score(&mut self, query: usize, collector: &mut dyn Collector) -> Result<()> {
         if self.undecided.is_empty() {
             return Ok(());
@@ -426,18 +447,19 @@ impl<'a> Pass<'a> {
         if let Some(bad) = self.scanner.bad_rows()
             && values.iter().any(|value| !value.is_finite())
         {
-            let mut kept = 0;
+            let mut finite = 0;
             for at in 0..rows.len() {
-                // The value of finite rows may overflow; such rows are ranked all the same.
+                // A finite row may have an infinite value, by overflow: it is ranked like any other. Only a row that is not
+                // finite is dropped, and the search goes on, so that the first such row is reported.
                 if values[at].is_finite() || source.rows.is_finite(rows[at] as usize) {
-                    (rows[kept], values[kept]) = (rows[at], values[at]);
-                    kept += 1;
+                    (rows[finite], values[finite]) = (rows[at], values[at]);
+                    finite += 1;
                 } else {
                     bad.report(rows[at] as usize);
                 }
             }
-            rows.truncate(kept);
-            values.truncate(kept);
+            rows.truncate(finite);
+            values.truncate(finite);
         }
         let false_positives = collector.take(query, rows, values)?;
         self.rescored.0 += rescored;

@@ -1,17 +1,23 @@
-//! Self-search in pairs of blocks: the products of two blocks of rows serve both as queries.
+//! Self-search by symmetric tiles: each tile of products serves both of its blocks of rows as queries.
 //!
 //! ```text
-//! blocks of rows ──each with itself and the rows that are not queries──> a KnnCollector of each block, with thresholds
-//! for each pair of blocks (I, J), I < J                                   in parallel
-//!     scan, thresholds of both sides ──i might be near j, or j near i──> one float64 value ──> collectors of I and of J
+//! diagonal: each block ──scan of itself and of rows that are not queries──> a KnnCollector with thresholds    in parallel
+//! upper triangle: for each pair of blocks (I, J), I < J                                                       in parallel
+//!     scan, floors of both sides ──i may be near j, or j near i──> one float64 value ──> collectors of I and of J
 //! ```
 //!
-//! This forms about half of the products, and a pair that matters to both sides is scored once: its value is the same bits
-//! either way. A block's collector is locked only while pairs are entered, never while they are scored. The order in which
-//! pairs arrive decides how much is pruned, not what is found: the order of neighbours is total.
+//! This computes about half of the products, and a pair that is a candidate for both sides is rescored once: its value has
+//! the same bits either way. The diagonal comes first, so that all rows have thresholds before the many pairs of the
+//! triangle.
 //!
-//! Both sides of a pair must be centred alike, so inner products and Minkowski distances take the ordinary way. So does what
-//! `plan.rs` says does not pay: here all collectors live until the end, and no sample raises the thresholds of a large k.
+//! A block's collector is locked only to enter pairs, never during a scan or while pairs are rescored: those take nearly all
+//! of the time, and tasks with a block in common would wait for each other. Thresholds are copied before a scan; a stale one
+//! is only lower. The order in which pairs are entered affects how many rows are rejected, but not the result, since the
+//! order of neighbours is total.
+//!
+//! Both sides of a pair must be centred alike, so inner products and Minkowski distances are searched by `knn.rs`. So are
+//! searches for which `plan.rs` expects no gain: here all collectors live until the end, and no sample raises the thresholds
+//! of a large k.
 
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -25,16 +31,17 @@ use super::plan::{self, Problem};
 use super::scan::{Collector, Pass};
 use crate::error::{Error, Result};
 
-/// Rows of a block, or `None` where the ordinary way is the only or the better one.
+/// Rows of a block; `None` if symmetric tiles are impossible or do not pay.
 pub(crate) fn block(context: &Context<'_>, scanner: &dyn Scanner, queries: &[u32]) -> Option<usize> {
     if !context.is_self_search() || !context.metric.is_symmetric() {
         return None;
     }
+    // Whole panels, so that no panel of a scan is shared by two blocks.
     let problem = Problem { queries: queries.len(), ..context.problem };
     plan::symmetric_block(&problem, size_of::<State>()).map(|rows| rows.next_multiple_of(scanner.unit_rows()))
 }
 
-/// Write the k nearest of `queries`, which are neighbouring rows of the reference.
+/// Write the k nearest neighbours of `queries`, which are consecutive rows of the reference, to `place`.
 pub(crate) fn search(
     context: &Context<'_>,
     scanner: &dyn Scanner,
@@ -43,6 +50,7 @@ pub(crate) fn search(
     place: Out<'_>,
 ) -> Result<()> {
     let (Some(&first), Some(&last)) = (queries.first(), queries.last()) else { return Ok(()) };
+    // They start at 0 only if no query was used to probe the filter: the first and last blocks may be incomplete.
     let queries = first as usize..last as usize + 1;
     let search = SelfSearch { context, scanner, queries: queries.clone(), block_rows };
     let blocks: Vec<Block> = (queries.start / block_rows..queries.end.div_ceil(block_rows))
@@ -51,7 +59,7 @@ pub(crate) fn search(
         .map(|number| search.diagonal(number))
         .collect::<Result<_>>()?;
     let span = plan::symmetric_span(blocks.len(), context.problem.threads);
-    // The longest rows of pairs first.
+    // By rows of the triangle, the longest first, so that the last tasks are short and the threads finish together.
     let tasks: Vec<(usize, Range<usize>)> = (0..blocks.len())
         .flat_map(|i| {
             let count = blocks.len();
@@ -60,6 +68,7 @@ pub(crate) fn search(
         .collect();
     tasks.into_par_iter().with_max_len(1).try_for_each(|(i, others)| search.pairs(i, others, &blocks))?;
 
+    // Sorting a large k takes a while: in parallel too.
     let (mut rest, mut parts) = (place, Vec::new());
     for block in blocks {
         let found = block.found.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -70,7 +79,7 @@ pub(crate) fn search(
     parts.into_par_iter().with_max_len(1).try_for_each(|(found, place)| found.write(context.problem.k, 0, place))
 }
 
-/// A block of rows and what they have found as queries.
+/// A block of rows and their neighbours so far.
 struct Block {
     rows: Range<usize>,
     found: Mutex<KnnCollector>,
@@ -78,7 +87,7 @@ struct Block {
 
 impl Block {
     fn lock(&self) -> MutexGuard<'_, KnnCollector> {
-        // Only a panic elsewhere poisons a lock, and that ends the search.
+        // Only a panic of another task poisons the lock, and it ends the search.
         self.found.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -96,7 +105,7 @@ impl SelfSearch<'_> {
         Pass::new(self.context, self.scanner, &queries, rows.clone())
     }
 
-    /// A block after its own rows and those that are not queries of this search.
+    /// A block, after a scan of its own rows and of all rows that are not queries. The latter appear in no pair of blocks.
     fn diagonal(&self, number: usize) -> Result<Block> {
         let start = (number * self.block_rows).max(self.queries.start);
         let rows = start..((number + 1) * self.block_rows).min(self.queries.end);
@@ -109,40 +118,41 @@ impl SelfSearch<'_> {
         Ok(Block { rows, found: Mutex::new(found) })
     }
 
-    /// All pairs of block `i` with the blocks `others`.
+    /// All pairs of block `i` with the blocks `others`. Several blocks per task, since each task packs block `i` again.
     fn pairs(&self, i: usize, others: Range<usize>, blocks: &[Block]) -> Result<()> {
         let (mine, unit) = (&blocks[i], self.scanner.unit_rows());
         let mut pass = self.pass(&mine.rows)?;
         for theirs in &blocks[others] {
             let padding = theirs.rows.start % unit;
-            // No key reaches the floor of rows in the first and last unit that are not in the block.
+            // The first and the last unit may have rows outside the block: their floor is infinity, which no key reaches.
             let mut floors = vec![f32::INFINITY; (padding + theirs.rows.len()).next_multiple_of(unit)];
-            for (floor, threshold) in floors[padding..].iter_mut().zip(theirs.lock().thresholds()) {
-                *floor = threshold;
+            for (floor, now) in floors[padding..].iter_mut().zip(theirs.lock().floors()) {
+                *floor = now;
             }
-            let thresholds = mine.lock().thresholds().collect();
-            let mut pairs = Pairs { mine, theirs, thresholds, found: Vec::new() };
+            // The lock is released before the scan.
+            let my_floors = mine.lock().floors().collect();
+            let mut pairs = Pairs { mine, theirs, floors: my_floors, found: Vec::new() };
             pass.visit_pairs(theirs.rows.clone(), &floors, &mut pairs)?;
             pairs.enter();
-            // The pass counted the pairs of one side.
+            // The pass has advanced by the pairs (i, j); the progress also counts (j, i).
             self.context.monitor.advance(mine.rows.len() as u64 * theirs.rows.len() as u64);
         }
         Ok(())
     }
 }
 
-/// Collects the pairs of two blocks, for both.
+/// The candidates among the pairs of two blocks, for both.
 struct Pairs<'a> {
     mine: &'a Block,
     theirs: &'a Block,
-    /// Of `mine`, as they were before these pairs.
-    thresholds: Vec<f32>,
+    /// Floors of `mine`, copied before the scan.
+    floors: Vec<f32>,
     /// Query of `mine`, value, reference row.
     found: Vec<(usize, f64, u32)>,
 }
 
 impl Pairs<'_> {
-    /// Enter what was found into both blocks.
+    /// Enter the pairs into both collectors, one after the other: no task ever holds two locks, so none can deadlock.
     fn enter(&mut self) {
         self.mine.lock().enter(self.found.iter().copied());
         let (mine, theirs) = (self.mine.rows.start, self.theirs.rows.start);
@@ -155,11 +165,12 @@ impl Pairs<'_> {
 
 impl Collector for Pairs<'_> {
     fn reject_below(&self, query: usize) -> f32 {
-        self.thresholds[query]
+        self.floors[query]
     }
 
     fn take(&mut self, query: usize, rows: &[u32], values: &[f64]) -> Result<u64> {
         self.found.extend(rows.iter().zip(values).map(|(&row, &value)| (query, value, row)));
+        // Bounds the memory where nearly every pair is a candidate.
         if self.found.len() > plan::PAIRS_BUFFERED {
             self.enter();
         }
@@ -191,7 +202,7 @@ mod tests {
     use crate::search::engine::scanner;
     use crate::search::references::Source;
 
-    /// A self-search in blocks of about 32 rows, which no plan would make.
+    /// A self-search in blocks of about 32 rows, smaller than any plan's.
     fn check<E: Element>(data: &[E], dim: usize, queries: Range<usize>, k: usize, metric: Metric) {
         let reference = MatrixRef::new(data, data.len() / dim, dim, Argument::Reference).expect("good");
         let query = MatrixRef::new(&data[..queries.end * dim], queries.end, dim, Argument::Query).expect("good");
@@ -256,9 +267,9 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// Rows of every size, ties, queries that begin and end anywhere in the reference.
+        /// Rows of all magnitudes, ties, queries that start and end anywhere in the reference.
         #[test]
-        fn tiles_find_what_sorting_finds(
+        fn symmetric_tiles_agree_with_sorting(
             count in 20usize..300,
             dim in 1usize..40,
             begin in 0.0f64..1.0,
