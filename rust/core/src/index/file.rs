@@ -1,8 +1,8 @@
-//! An index to a file and back.
+//! Saving and loading an index.
 //!
 //! ```text
-//! texts:   dtype, metric, p, columns, segments, and for segment i: `i.codes`, the name of its panels' codes, if it has panels
-//! tensors: `i.rows` [rows][columns], and beside it what `filter/persist.rs` says of panels
+//! texts:   dtype, metric, p, columns, segments; for segment i with panels: `i.codes`, the name of the format of their codes
+//! tensors: `i.rows` [rows][columns] and, with the prefix `i.`, those of its panels (`filter/persist.rs`)
 //! ```
 
 use std::collections::BTreeMap;
@@ -33,11 +33,11 @@ fn dtype_name<E: Stored>() -> Result<&'static str> {
 }
 
 impl<E: Element + Stored> Index<E> {
-    /// Write the index to `path`, whatever was there before; see [`saved`] for what an interruption leaves. With one thread on
-    /// this one, else on the pool of this process.
+    /// Write the index to `path`, replacing an existing file; see [`saved`] for interruptions. Runs on the calling thread if
+    /// `threads` is 1, else on the pool of this process.
     ///
     /// # Errors
-    /// [`Error::File`] for what the system refuses, [`Error::BadFile`], [`Error::OutOfMemory`], [`Error::Cancelled`].
+    /// [`Error::File`] if the system fails, [`Error::BadFile`], [`Error::OutOfMemory`], [`Error::Cancelled`].
     pub fn save(&self, path: &Path, simd: Simd, threads: usize, monitor: &Monitor) -> Result<()> {
         let pool_threads = NonZero::new(threads).unwrap_or(NonZero::<usize>::MIN);
         pool::enter(pool_threads, threads <= 1, || self.save_here(path, simd, threads, monitor))
@@ -53,18 +53,18 @@ impl<E: Element + Stored> Index<E> {
             ("segments".to_owned(), segments.len().to_string()),
         ]);
         if let Metric::Minkowski(p) = metric {
-            // The shortest digits that give the number again.
+            // The shortest decimal that parses to the same number.
             texts.insert("p".to_owned(), format!("{:?}", p.get()));
         }
         let mut forms = Vec::new();
         for segment in &segments {
-            // Before the file is begun: packing wants all threads.
+            // Before the file is started: packing uses all threads.
             segment.pack(simd, threads, monitor)?;
             forms.push(segment.panels().and_then(PanelCache::smallest));
         }
         let mut tensors = Vec::new();
         for (i, (segment, form)) in segments.iter().zip(&forms).enumerate() {
-            // In pieces: what is read from another file is verified on the way.
+            // In pieces: rows that are mapped from another file are verified block by block.
             let rows = move |push: saved::Push<'_, E>| {
                 let step = (saved::BLOCK / dim.saturating_mul(size_of::<E>())).max(1);
                 (0..segment.rows())
@@ -80,10 +80,10 @@ impl<E: Element + Stored> Index<E> {
         saved::write(path, &texts, tensors, monitor)
     }
 
-    /// The index in an open file. No row is read before it is searched, and none is trusted before it has been checked.
+    /// The index in an open file. Rows and codes are read when they are searched, and verified before.
     ///
     /// # Errors
-    /// [`Error::BadFile`] if the file holds something else than an index of such rows.
+    /// [`Error::BadFile`] if the file is not an index of this element type.
     pub fn load(saved: &Saved) -> Result<Self> {
         let bad = |wanted: String, found: &str| Error::bad_file(saved.path(), wanted, found.to_owned());
         let text = |key: &str| {

@@ -1,16 +1,16 @@
 //! References that are prepared once and searched many times.
 //!
 //! ```text
-//! prepare ──few rows──append──> the open segment: rows only, until there are `sealed_rows` of them
-//!         └─many rows: packed──append──> a segment of its own
-//! search, radius ──snapshot of the segments──> search: segment after segment, with the panels of each
-//! remove ──> segments that lose rows are made anew, the others stay as they are
-//! save, load ──> file.rs: rows and codes are mapped, and checked where they are used
+//! prepare ──few rows──append──> the growing segment: rows only, until it has `sealed_rows` rows
+//!         └─many rows: packed──append──> a sealed segment of their own
+//! search, radius, ranks ──snapshot of the segments──> search: segment by segment, each with its panels
+//! remove ──> segments that lose rows are replaced, the others are shared with the old state
+//! save, load ──> file.rs: rows and codes are mapped, and verified when they are used
 //! ```
 //!
-//! A segment never changes once a search may see it, so searches need no lock: they take a snapshot and keep it. They wait for no long
-//! change either: whoever removes rows makes the new ones first, and only then puts them in their place. Rows are
-//! numbered through all segments, in the order in which they were added.
+//! A segment never changes while a search uses it, so a search holds no lock: it takes a snapshot. Searches do not wait for
+//! long changes either, since new segments are complete before they replace old ones. Rows are numbered across all segments,
+//! in the order in which they were added.
 
 mod file;
 mod segment;
@@ -41,12 +41,12 @@ use segment::{Layout, Segment};
 pub struct Index<E: Element + Stored> {
     layout: Layout,
     segments: RwLock<Vec<Arc<Segment<E>>>>,
-    /// Held by whoever changes the segments, also while that takes long: searches do not wait for it.
+    /// Held during a change of the segments, which may take long. Searches do not take it.
     changing: Mutex<()>,
 }
 
 impl<E: Element + Stored> Index<E> {
-    /// An index without rows, for rows of `dim` columns.
+    /// An empty index for rows of `dim` columns.
     ///
     /// # Errors
     /// [`Error::NoColumns`].
@@ -58,18 +58,18 @@ impl<E: Element + Stored> Index<E> {
         Ok(Self { layout, segments: RwLock::default(), changing: Mutex::default() })
     }
 
-    /// The same with segments that are sealed at `rows` rows; it changes no answer.
+    /// Seal segments at `rows` rows. This affects no results.
     #[must_use]
     pub fn sealed_at(self, rows: usize) -> Self {
         Self { layout: Layout { sealed_rows: rows, ..self.layout }, ..self }
     }
 
-    /// What is measured.
+    /// The metric.
     pub fn metric(&self) -> Metric {
         self.layout.metric
     }
 
-    /// Transposed of the rows.
+    /// Number of columns.
     pub fn dim(&self) -> usize {
         self.layout.dim
     }
@@ -79,12 +79,12 @@ impl<E: Element + Stored> Index<E> {
         rows_of(&self.read())
     }
 
-    /// Bytes of memory that rows and panels take; what is mapped from a file does not count.
+    /// Bytes of memory of rows and panels; mapped rows and codes do not count.
     pub fn bytes(&self) -> usize {
         self.read().iter().map(|segment| segment.bytes()).sum()
     }
 
-    // A panic elsewhere cannot have left the list half changed: it is only ever changed by one operation on a whole segment.
+    // Each change of the list is one operation on a whole segment, so a panic cannot have left it inconsistent.
     fn read(&self) -> RwLockReadGuard<'_, Vec<Arc<Segment<E>>>> {
         self.segments.read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -93,21 +93,21 @@ impl<E: Element + Stored> Index<E> {
         self.segments.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Nobody else changes the segments while this lives.
+    /// Exclude other changes of the segments.
     fn change(&self) -> MutexGuard<'_, ()> {
         self.changing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Append rows; those that are there stay as they are. After an error nothing has been appended. With one thread on this
-    /// one, else on the pool of this process.
+    /// Append rows. After an error nothing has been appended. Runs on the calling thread if `threads` is 1, else on the pool
+    /// of this process.
     ///
     /// # Errors
-    /// Those of [`Index::prepare`] and [`Index::append`].
+    /// As for [`Index::prepare`] and [`Index::append`].
     pub fn add(&self, rows: MatrixRef<'_, E>, simd: Simd, threads: usize, monitor: &Monitor) -> Result<()> {
         self.append(self.prepare(rows, simd, threads, monitor)?, simd)
     }
 
-    /// The long segment of adding rows, which may be cancelled: nobody sees them yet.
+    /// The slow step of adding rows: check, copy and pack them. It can be cancelled and does not change the index.
     ///
     /// # Errors
     /// [`Error::DimensionMismatch`], [`Error::NonFinite`] with the row of `rows`, [`Error::TooManyRows`],
@@ -132,7 +132,7 @@ impl<E: Element + Stored> Index<E> {
         })
     }
 
-    /// Append rows that were prepared for this index; it takes a moment.
+    /// The fast step of adding rows: append rows that were prepared by this index.
     ///
     /// # Errors
     /// [`Error::TooManyRows`], [`Error::OutOfMemory`]; then nothing has been appended.
@@ -144,14 +144,14 @@ impl<E: Element + Stored> Index<E> {
         let mut segments = self.write();
         self.check_total(&segments, segment.rows())?;
         match segments.last_mut().filter(|last| last.is_growing() && segment.is_growing()) {
-            Some(open) => Segment::append(open, segment.matrix()?)?,
+            Some(growing) => Segment::append(growing, segment.matrix()?)?,
             None => segments.push(Arc::new(segment)),
         }
         let last = segments.last().filter(|last| !last.is_growing()).map(Arc::clone);
         drop(segments);
         drop(changing);
         if let Some(sealed) = last {
-            // The rows are there, whatever becomes of this: a search makes what it misses.
+            // An error does not matter: the rows are appended, and a search makes missing panels.
             let _ = pool::enter(NonZero::<usize>::MIN, true, || sealed.pack(simd, 1, &Monitor::new()));
         }
         Ok(())
@@ -161,7 +161,7 @@ impl<E: Element + Stored> Index<E> {
         check_row_count(rows_of(segments).saturating_add(more), Argument::Reference)
     }
 
-    /// Drop the rows whose place in `mask` is true; those behind them move up. After an error all are there.
+    /// Remove the rows whose entry in `mask` is true; later rows move up. After an error nothing has been removed.
     ///
     /// # Errors
     /// [`Error::BadArray`] for a mask of another length, [`Error::BadFile`], [`Error::OutOfMemory`].
@@ -175,7 +175,7 @@ impl<E: Element + Stored> Index<E> {
                 given: mask.len().to_string(),
             });
         }
-        let mut panels: Vec<Arc<Segment<E>>> = try_vec(segments.len(), "the segments")?;
+        let mut remaining: Vec<Arc<Segment<E>>> = try_vec(segments.len(), "the segments")?;
         let mut rest = mask;
         for segment in &segments {
             let here;
@@ -185,23 +185,23 @@ impl<E: Element + Stored> Index<E> {
                 (true, true) => Arc::new(segment.without(here)?),
                 (true, false) => continue,
             };
-            match panels.last_mut().filter(|last| last.is_growing() && segment.is_growing()) {
-                // What is left of several segments becomes one, so that small segments do not pile up.
-                Some(open) => Segment::append(open, segment.matrix()?)?,
-                None => panels.push(segment),
+            match remaining.last_mut().filter(|last| last.is_growing() && segment.is_growing()) {
+                // Merge adjacent growing segments, so that small ones do not accumulate.
+                Some(growing) => Segment::append(growing, segment.matrix()?)?,
+                None => remaining.push(segment),
             }
         }
-        *self.write() = panels;
+        *self.write() = remaining;
         Ok(())
     }
 
-    /// Drop all rows.
+    /// Remove all rows.
     pub fn reset(&self) {
         let _changing = self.change();
         self.write().clear();
     }
 
-    /// Copies of the rows `start .. end`, one after the other; without an end, of all from `start` on.
+    /// A copy of the rows `start .. end`, row-major; to the last row if `end` is `None`.
     ///
     /// # Errors
     /// [`Error::BadArray`] unless they are rows of the index, [`Error::BadFile`], [`Error::OutOfMemory`].
@@ -223,13 +223,13 @@ impl<E: Element + Stored> Index<E> {
         Ok(copy)
     }
 
-    /// The rows at this moment, to be searched as often as wanted; later changes of the index do not reach it.
+    /// The current rows, for any number of searches. Later changes of the index do not affect it.
     pub fn snapshot(&self) -> Snapshot<E> {
         Snapshot { layout: self.layout, segments: self.read().clone() }
     }
 }
 
-/// Rows that are ready to be appended to the index that prepared them.
+/// Rows prepared by [`Index::prepare`], ready to be appended to the same index.
 pub struct Addition<E>(Segment<E>);
 
 fn rows_of<E: Element + Stored>(segments: &[Arc<Segment<E>>]) -> usize {
@@ -256,7 +256,7 @@ impl<E: Element + Stored> Snapshot<E> {
         self.segments.iter().zip(matrices).map(|(segment, rows)| segment.source(rows)).collect()
     }
 
-    /// The sizes of a search for `k` neighbours.
+    /// The sizes of a search for the `k` nearest.
     fn problem(&self, queries: usize, k: usize, threads: NonZero<usize>) -> Problem {
         Problem {
             queries,
@@ -270,7 +270,7 @@ impl<E: Element + Stored> Snapshot<E> {
         }
     }
 
-    /// How a search for the `k` nearest of `queries` queries runs; one by radius or for ranks runs like one for `k = 1`.
+    /// How a search for the `k` nearest of `queries` queries runs. Searches by radius and for ranks run like `k = 1`.
     pub fn execution(&self, queries: usize, k: usize, simd: Simd, threads: NonZero<usize>) -> Execution {
         Execution::decide(simd, threads, &self.problem(queries, k, threads))
     }
@@ -278,7 +278,7 @@ impl<E: Element + Stored> Snapshot<E> {
     /// The k nearest rows of each query, by the metric of the index.
     ///
     /// # Errors
-    /// As for [`crate::Search`], and [`Error::BadFile`] where a file that the rows are mapped from is damaged.
+    /// As for [`crate::Search`], and [`Error::BadFile`] if the rows or codes are mapped from a damaged file.
     pub fn search(
         &self,
         query: QueryRef<'_, E>,
@@ -301,7 +301,7 @@ impl<E: Element + Stored> Snapshot<E> {
     /// All rows within a radius of each query, by the metric of the index.
     ///
     /// # Errors
-    /// As for [`crate::RadiusSearch`], and [`Error::BadFile`] where a file that the rows are mapped from is damaged.
+    /// As for [`crate::RadiusSearch`], and [`Error::BadFile`] if the rows or codes are mapped from a damaged file.
     pub fn radius(
         &self,
         query: QueryRef<'_, E>,
@@ -320,7 +320,7 @@ impl<E: Element + Stored> Snapshot<E> {
     /// The ranks of each query's target rows, by the metric of the index.
     ///
     /// # Errors
-    /// As for [`crate::RankSearch`], and [`Error::BadFile`] where a file that the rows are mapped from is damaged.
+    /// As for [`crate::RankSearch`], and [`Error::BadFile`] if the rows or codes are mapped from a damaged file.
     pub fn ranks(
         &self,
         query: QueryRef<'_, E>,
@@ -345,10 +345,10 @@ mod tests {
     use crate::runtime::float_env::while_flushing;
     use crate::search::SelfRule;
 
-    /// A thread that flushes subnormal numbers to zero would see other rows, and make panels of those.
+    /// A thread that treats denormals as zero would read and pack other rows.
     #[test]
     fn panels_do_not_depend_on_the_callers_float_state() {
-        // Of all numbers below twice the smallest normal one, half are subnormal.
+        // Below twice the smallest normal number, half of all numbers are denormals.
         let numbers: Vec<f32> = (0..4000u32).map(|i| f32::from_bits(i.wrapping_mul(2_654_435_761) >> 8)).collect();
         let rows = MatrixRef::new(&numbers, 500, 8, Argument::Reference).expect("a good matrix");
         let queries = MatrixRef::new(&numbers[..800], 100, 8, Argument::Query).expect("a good matrix");

@@ -1,4 +1,9 @@
-//! Some rows of an index and, from some number of rows on, their panels.
+//! A segment of an index: rows and, once it is sealed, their panels.
+//!
+//! ```text
+//! growing: rows only ──append──> at `sealed_rows` rows: sealed, with a panel cache
+//! sealed:  never appended to; its panels are packed by Segment::pack, by the first search, or mapped from a file
+//! ```
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,13 +20,13 @@ use crate::saved::{Mapped, Stored};
 use crate::search::plan::Problem;
 use crate::search::references::{Guard, PanelCache, Source, StoredPanels};
 
-/// What all segments of an index share.
+/// The properties that all segments of an index share.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Layout {
     pub(super) metric: Metric,
-    /// Columns of the rows.
+    /// Number of columns.
     pub(super) dim: usize,
-    /// A segment with this many rows is sealed: it is packed and takes no more.
+    /// Number of rows at which a segment is sealed: it is packed and does not grow any more.
     pub(super) sealed_rows: usize,
 }
 
@@ -34,7 +39,7 @@ pub(super) struct Segment<E> {
     panels: Option<PanelCache>,
 }
 
-/// All rows, one after the other.
+/// All rows, row-major.
 enum Numbers<E> {
     Owned(Vec<E>),
     Mapped(Mapped<E>),
@@ -43,14 +48,14 @@ enum Numbers<E> {
 const ROWS: &str = "the rows of the index";
 
 impl<E: Element + Stored> Segment<E> {
-    /// A segment that grows until it is sealed.
+    /// A segment with a copy of `rows`; growing if they are few.
     pub(super) fn new(rows: MatrixRef<'_, E>, layout: Layout) -> Result<Self> {
         let mut numbers = try_vec(rows.rows() * rows.dim(), ROWS)?;
         numbers.extend_from_slice(rows.as_slice());
         Ok(Self::of(Numbers::Owned(numbers), rows.rows(), layout))
     }
 
-    /// A segment whose rows lie in a file, and its panels if it has any.
+    /// A segment whose rows, and panels if it has any, are mapped from a file.
     pub(super) fn mapped(numbers: Mapped<E>, rows: usize, stored: Option<StoredPanels>, layout: Layout) -> Self {
         let mut segment = Self::of(Numbers::Mapped(numbers), rows, layout);
         if let Some(stored) = stored {
@@ -64,7 +69,7 @@ impl<E: Element + Stored> Segment<E> {
         Self { numbers, rows, layout, panels }
     }
 
-    /// Make the panels that searches of this level begin with, unless they are there.
+    /// Make the panels of the first filter of searches at this level, unless they exist.
     pub(super) fn pack(&self, simd: Simd, threads: usize, monitor: &Monitor) -> Result<()> {
         let metric = self.layout.metric;
         if self.is_growing() || !metric.is_filterable() {
@@ -88,7 +93,7 @@ impl<E: Element + Stored> Segment<E> {
         crate::filter::with_filter(simd, metric, filter, packing)
     }
 
-    /// Append rows to an open segment: in place, unless a search is looking at it.
+    /// Append rows to a growing segment: in place, unless a snapshot shares it.
     pub(super) fn append(segment: &mut Arc<Self>, rows: MatrixRef<'_, E>) -> Result<()> {
         let count = segment.rows + rows.rows();
         let Layout { metric, dim, sealed_rows } = segment.layout;
@@ -96,7 +101,7 @@ impl<E: Element + Stored> Segment<E> {
         if let Some(Self { numbers: Numbers::Owned(numbers), rows: so_far, panels, .. }) = Arc::get_mut(segment) {
             let more = rows.as_slice();
             if numbers.capacity() < count * dim {
-                // Room for as many again, since more may come one by one, but for no more than the segment will take.
+                // Grow by doubling, since rows may be added one by one, but not beyond the rows of a full segment.
                 let room = so_far.saturating_mul(2).min(sealed_rows).max(count) * dim;
                 let bytes = room * size_of::<E>();
                 let reserved = numbers.try_reserve_exact(room - numbers.len());
@@ -114,7 +119,7 @@ impl<E: Element + Stored> Segment<E> {
         Ok(())
     }
 
-    /// The rows whose place in `mask` is false, as a segment of its own. Its panels are made when they are first needed.
+    /// A new segment of the rows whose entry in `mask` is false. Its panels are made when they are first needed.
     pub(super) fn without(&self, mask: &[bool]) -> Result<Self> {
         let count = mask.iter().filter(|removed| !**removed).count();
         let mut numbers = try_vec(count * self.layout.dim, ROWS)?;
@@ -122,7 +127,7 @@ impl<E: Element + Stored> Segment<E> {
             numbers.extend_from_slice(self.range(row..row + 1)?);
         }
         let mut segment = Self::of(Numbers::Owned(numbers), count, self.layout);
-        // A segment that was just large enough stays packed, or each search would pack it.
+        // A sealed segment that falls below the limit stays sealed: otherwise each search would pack it again.
         if !self.is_growing() && segment.is_growing() && count >= self.layout.sealed_rows.div_ceil(2) {
             segment.panels = Some(PanelCache::new(self.layout.metric));
         }
@@ -133,7 +138,7 @@ impl<E: Element + Stored> Segment<E> {
         self.rows
     }
 
-    /// Whether it takes more rows.
+    /// Whether rows can be appended.
     pub(super) fn is_growing(&self) -> bool {
         self.panels.is_none()
     }
@@ -151,7 +156,7 @@ impl<E: Element + Stored> Segment<E> {
         numbers + self.panels.as_ref().map_or(0, PanelCache::bytes)
     }
 
-    /// The numbers of some rows, verified.
+    /// The elements of some rows, verified.
     pub(super) fn range(&self, rows: Range<usize>) -> Result<&[E]> {
         let range = rows.start * self.layout.dim..rows.end * self.layout.dim;
         match &self.numbers {
@@ -165,7 +170,7 @@ impl<E: Element + Stored> Segment<E> {
         MatrixRef::new(self.range(0..self.rows)?, self.rows, self.layout.dim, Argument::Reference)
     }
 
-    /// All rows; each must be verified before it is read.
+    /// All rows, unverified: each must be verified before it is read.
     pub(super) fn unverified(&self) -> Result<MatrixRef<'_, E>> {
         let numbers = match &self.numbers {
             Numbers::Owned(numbers) => numbers.as_slice(),
@@ -174,7 +179,7 @@ impl<E: Element + Stored> Segment<E> {
         MatrixRef::new(numbers, self.rows, self.layout.dim, Argument::Reference)
     }
 
-    /// `rows`, which are [`Segment::unverified`], as a scan takes them.
+    /// The source of a scan; `rows` are those of [`Segment::unverified`].
     pub(super) fn source<'a>(&'a self, rows: &'a MatrixRef<'a, E>) -> Source<'a> {
         let guard = match &self.numbers {
             Numbers::Owned(_) => None,
@@ -195,7 +200,7 @@ impl<E: Element + Stored> Guard for Segment<E> {
     }
 }
 
-/// Makes panels and keeps them.
+/// Packs the rows of a source into its cache.
 struct Packing<'a> {
     source: Source<'a>,
     metric: Metric,

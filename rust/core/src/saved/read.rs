@@ -1,4 +1,4 @@
-//! Reading: the header at once, a block of a tensor when it is first used.
+//! Reading: the header when the file is opened, a block of a tensor when it is first used.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -22,7 +22,7 @@ use super::{
 use crate::error::{Error, Result};
 use crate::runtime::Monitor;
 
-/// An open saved index; clones share it. The file stays mapped while one of them or a [`Mapped`] lives.
+/// An open saved index; clones share it. The file is mapped as long as a clone or a [`Mapped`] exists.
 #[derive(Debug, Clone)]
 pub struct Saved {
     contents: Arc<Contents>,
@@ -33,11 +33,11 @@ struct Contents {
     path: PathBuf,
     map: Mmap,
     head: Head,
-    /// One bit a block.
+    /// One bit per block.
     verified: Box<[AtomicU64]>,
 }
 
-/// What the header says, checked.
+/// The header, verified.
 #[derive(Debug)]
 struct Head {
     metadata: BTreeMap<String, String>,
@@ -58,7 +58,7 @@ struct Entry {
     blocks: Range<usize>,
 }
 
-/// What was wanted of a file, and what was found.
+/// What was expected of a file, and what was found.
 struct Mismatch {
     wanted: String,
     found: String,
@@ -79,14 +79,14 @@ impl Mismatch {
 }
 
 impl Saved {
-    /// Map the file and check its header and its table of checksums; no tensor is touched, so that it takes the
-    /// same time for every size of file.
+    /// Map the file and verify its header and its table of checksums. No tensor is read, so it takes the same time for files
+    /// of every size.
     ///
-    /// The file must not be changed in place or truncated while it is open; see the module.
+    /// The file must not be modified in place or truncated while it is open; see the module.
     ///
     /// # Errors
-    /// [`Error::File`] if the system refuses; [`Error::BadFile`] for a file that is not a saved index, of a newer format,
-    /// truncated, longer than it says, or with a damaged header or table.
+    /// [`Error::File`] if the system cannot open it; [`Error::BadFile`] if it is not a saved index, or is of a newer format,
+    /// truncated, too long, or has a damaged header or table.
     pub fn open(path: &Path) -> Result<Self> {
         let failed = |error: io::Error| Error::file(path, "open it", &error);
         let there = fs::metadata(path).map_err(failed)?;
@@ -94,10 +94,10 @@ impl Saved {
             return Err(Error::bad_file(path, "a regular file", "a device or pipe"));
         }
         let mut file = File::open(path).map_err(failed)?;
-        // What the system says of a folder, which it opens, but does not read.
+        // For the system's own error message for a folder, which can be opened but not read.
         file.read(&mut [0]).map_err(failed)?;
-        // SAFETY: the map is read only. That nobody changes the file in place is a condition of this function's contract;
-        // this library only ever replaces such a file.
+        // SAFETY: the map is read-only, and by the contract of this function the file is not modified or truncated while it
+        // is open. This library itself replaces such files and never modifies them.
         let map = unsafe { Mmap::map(&file) }.map_err(failed)?;
         let head = Head::parse(&map).map_err(|Mismatch { wanted, found }| Error::bad_file(path, wanted, found))?;
         let verified = (0..head.blocks.div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
@@ -146,7 +146,7 @@ impl Saved {
         })
     }
 
-    /// Look at every block that nobody has looked at yet, on the current rayon pool.
+    /// Verify all blocks that are not verified yet, on the current rayon pool.
     ///
     /// # Errors
     /// [`Error::BadFile`] for the first damaged block, [`Error::Cancelled`].
@@ -166,7 +166,7 @@ impl Saved {
 }
 
 impl Head {
-    /// No number of the header is believed before it was held against the size of the file.
+    /// Every number of the header is checked against the size of the file before it is used.
     fn parse(file: &[u8]) -> std::result::Result<Self, Mismatch> {
         let Some((length, rest)) = file.split_first_chunk::<LENGTH>() else {
             return Err(Mismatch::foreign(format!("a file of {} bytes", file.len())));
@@ -183,7 +183,7 @@ impl Head {
                 Mismatch::foreign("a file that is not in the safetensors format")
             });
         };
-        // Checks that the tensors lie one behind the other, each as large as its type and shape say.
+        // This checks that tensors are contiguous and that the size of each matches its type and shape.
         let parsed: Metadata = serde_json::from_slice(header).map_err(|error| {
             if is_ours {
                 Mismatch::damaged(format!("a damaged one ({error})"))
@@ -239,7 +239,7 @@ impl Head {
         let table = table
             .filter(|table| table.start == data && table.len() == table_len(blocks) * size_of::<u64>())
             .ok_or_else(|| Mismatch::damaged("one without the checksums of its tensors"))?;
-        // It is ours and has a format, which comes behind: the digits' bytes exist.
+        // `is_ours`, and the format comes after the digits: so they are within the file.
         let digits = &file[LENGTH + HEADER_START.len()..][..DIGITS];
         let found = head_digits(&file[..table.end]);
         if digits != found.as_bytes() {
@@ -257,11 +257,11 @@ impl Head {
 impl Contents {
     #[inline(always)]
     fn is_verified(&self, block: usize) -> bool {
-        // Relaxed: the bit guards bytes that nobody writes.
+        // Relaxed: the bit protects bytes that are never written.
         self.verified[block / 64].load(Ordering::Relaxed) >> (block % 64) & 1 != 0
     }
 
-    /// Two threads may look at one block at the same time; both then say the same.
+    /// Two threads may verify a block at the same time, with the same outcome.
     #[cold]
     fn verify_block(&self, block: usize) -> Result<()> {
         let tensors = &self.head.tensors;
@@ -286,47 +286,47 @@ impl Contents {
 #[derive(Debug, Clone)]
 pub struct Mapped<T> {
     contents: Arc<Contents>,
-    /// Of the entry.
+    /// Index of the entry.
     index: usize,
-    /// Byte of the file.
+    /// First byte in the file.
     start: usize,
-    /// Numbers.
+    /// Number of elements.
     len: usize,
     first_block: usize,
     numbers: PhantomData<T>,
 }
 
 impl<T: Stored> Mapped<T> {
-    /// Number of numbers.
+    /// Number of elements.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether it has no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The shape that was given.
+    /// The shape.
     pub fn shape(&self) -> &[usize] {
         &self.contents.head.tensors[self.index].shape
     }
 
-    /// The numbers at these positions, verified: the first use of a block takes its checksum, about 0.1 ms; later ones
-    /// look at one bit a block.
+    /// The elements at these positions, verified. The first use of a block computes its checksum, about 0.1 ms; later uses
+    /// test one bit per block.
     ///
     /// # Errors
-    /// [`Error::BadFile`] if a block that the range touches is damaged.
+    /// [`Error::BadFile`] if a block of the range is damaged.
     ///
     /// # Panics
-    /// If the range does not lie within [`Mapped::len`].
+    /// If the range is not within [`Mapped::len`].
     #[inline]
     pub fn range(&self, range: Range<usize>) -> Result<&[T]> {
         self.verify(range.clone())?;
         Ok(&self.unverified()[range])
     }
 
-    /// As [`Mapped::range`], for loops that take the slice once and ask only here whether they may read it.
+    /// Verify the elements at these positions, for loops that take the slice of [`Mapped::unverified`] once.
     ///
     /// # Errors
     /// As [`Mapped::range`].
@@ -349,8 +349,8 @@ impl<T: Stored> Mapped<T> {
         Ok(())
     }
 
-    /// All numbers as they lie in the file. Whoever reads one verifies it first, by [`Mapped::verify`] or
-    /// [`Saved::verify_all`]: damage would otherwise become a wrong answer.
+    /// All elements, unverified. Verify elements before reading them, by [`Mapped::verify`] or [`Saved::verify_all`]:
+    /// otherwise damage becomes a wrong result.
     #[inline]
     pub fn unverified(&self) -> &[T] {
         let bytes = &self.contents.map[self.start..][..self.len * size_of::<T>()];

@@ -1,4 +1,4 @@
-//! Writing: one pass over the tensors, and nothing at the target before everything is on the disk.
+//! Writing: one pass over the tensors into a temporary file, which replaces the target once it is on disk.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -21,15 +21,15 @@ use super::{
 use crate::error::{Error, Result};
 use crate::runtime::Monitor;
 
-/// Takes the next numbers of a tensor.
+/// Appends elements to a tensor.
 pub type Push<'a, T> = &'a mut dyn FnMut(&[T]) -> Result<()>;
 
-/// A tensor to be written: its name, type and shape, and where its numbers come from.
+/// A tensor to be written: its name, type and shape, and the source of its elements.
 pub struct Tensor<'a> {
     name: String,
     dtype: Dtype,
     shape: Vec<usize>,
-    /// `None` if that is more than can be addressed.
+    /// `None` if that overflows.
     bytes: Option<usize>,
     feed: Feed<'a>,
 }
@@ -37,9 +37,9 @@ pub struct Tensor<'a> {
 type Feed<'a> = Box<dyn FnOnce(&mut Sink<'_>) -> Result<()> + Send + 'a>;
 
 impl<'a> Tensor<'a> {
-    /// A tensor whose numbers `feed` pushes when they are written, in C order, in as many pieces as it likes.
+    /// A tensor whose elements are pushed by `feed` when it is written, in C order, in pieces of any size.
     ///
-    /// What it reads from another saved index it must verify: here damage would get a valid checksum.
+    /// Elements that `feed` reads from another saved index must be verified: damage would get a valid checksum here.
     pub fn new<T: Stored>(
         name: impl Into<String>,
         shape: &[usize],
@@ -54,23 +54,23 @@ impl<'a> Tensor<'a> {
         }
     }
 
-    /// A tensor that lies in memory.
+    /// A tensor in memory.
     pub fn of_slice<T: Stored>(name: impl Into<String>, shape: &[usize], numbers: &'a [T]) -> Self {
         Self::new(name, shape, move |push: Push<'_, T>| push(numbers))
     }
 }
 
-/// Write `tensors` and the texts of `metadata` to `path`, replacing the file that is there.
+/// Write `tensors` and the texts of `metadata` to `path`, replacing an existing file.
 ///
-/// Memory beyond the tensors themselves: about 1 MiB, and 8 bytes for each block. A tensor begins on a multiple of 64 bytes
-/// if its bytes are a multiple of 64; of the others one does. A link is followed. `monitor` is asked after each block; only
-/// the wait for the disk at the end cannot be cut short.
+/// Memory in addition to the tensors: about 1 MiB, and 8 bytes per block. A tensor starts at a multiple of 64 bytes if its
+/// size is a multiple of 64; so does the first of the others. A link is followed. `monitor` is polled after each block; only
+/// the final sync of the disk cannot be cancelled.
 ///
 /// # Errors
-/// [`Error::File`] if the system refuses, [`Error::BadFile`] if `path` is neither free nor a regular file,
-/// [`Error::Cancelled`], and what a tensor's feed returns. Then nothing has changed at `path`, and no other file is left.
-/// (One exception: if the very last step fails, fixing the new name on the disk, the new file is in its place.)
-/// [`Error::Panic`] for tensors that contradict their shape, reserved or doubled names: errors of this library.
+/// [`Error::File`] if the system fails, [`Error::BadFile`] if `path` exists and is not a regular file, [`Error::Cancelled`],
+/// and the errors of a tensor's feed. Then `path` is unchanged, and no other file is left. (One exception: if the very last
+/// step fails, the sync of the folder, the new file is in place.) [`Error::Panic`] for tensors that do not match their shape
+/// and for reserved or duplicate names: errors of this library.
 pub fn write(
     path: &Path,
     metadata: &BTreeMap<String, String>,
@@ -81,7 +81,7 @@ pub fn write(
     let target = Target::new(path)?;
     let action = format!("write its {} bytes", plan.file_bytes);
     let failed = |error: io::Error| Error::file(path, action.as_str(), &error);
-    // Declared before whatever holds the file open: it is removed after that is closed.
+    // Declared before the sink, which holds the file open: dropped after it, so the file is closed before it is removed.
     let (temporary, mut file) =
         Temporary::create(&target.folder).map_err(|error| Error::file(path, "make a file in its folder", &error))?;
     file.seek(SeekFrom::Start(plan.head.len() as u64)).map_err(failed)?;
@@ -115,13 +115,13 @@ pub fn write(
     temporary.replace(&target).map_err(|error| Error::file(path, "put the new file in its place", &error))
 }
 
-/// Everything about the file that is known before a number is read.
+/// The layout of the file, known before any element is read.
 struct Plan<'a> {
     /// In the order of the file, with their sizes in bytes.
     tensors: Vec<(Tensor<'a>, usize)>,
     /// The file up to the end of the table, with zeros for all checksums.
     head: Vec<u8>,
-    /// Where the table begins.
+    /// First byte of the table.
     table: usize,
     file_bytes: usize,
 }
@@ -146,7 +146,7 @@ impl<'a> Plan<'a> {
                 None => Err(misuse(format!("tensor {:?} of shape {:?}", tensor.name, tensor.shape))),
             })
             .collect::<Result<Vec<_>>>()?;
-        // Stable: within a group the order stays.
+        // Stable: tensors of a group keep their order.
         tensors.sort_by_key(|(tensor, bytes)| match bytes % ALIGNMENT {
             0 => (0, Reverse(0)),
             _ => (1, Reverse(tensor.dtype.bitsize())),
@@ -186,12 +186,12 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// Where the tensors' bytes go: to the file, and into the checksum of their block.
+/// The destination of the tensors' bytes: the file, and the checksum of each block.
 struct Sink<'a> {
     out: BufWriter<File>,
     hasher: Xxh3,
     in_block: usize,
-    /// Bytes of the tensor so far.
+    /// Bytes of the current tensor so far.
     pushed: usize,
     checksums: Vec<u64>,
     failed: &'a dyn Fn(io::Error) -> Error,
@@ -216,7 +216,7 @@ impl Sink<'_> {
         self.pushed += bytes.len();
         while !bytes.is_empty() {
             let (now, later) = bytes.split_at(bytes.len().min(BLOCK - self.in_block));
-            // The checksum first: the copy into the page cache then finds the bytes in the processor's.
+            // The checksum first: the copy to the page cache then reads the bytes from the CPU's cache.
             self.hasher.update(now);
             self.out.write_all(now).map_err(self.failed)?;
             self.in_block += now.len();
@@ -237,11 +237,11 @@ impl Sink<'_> {
     }
 }
 
-/// The file to be replaced or made.
+/// The file to be replaced or created.
 struct Target {
     folder: PathBuf,
     path: PathBuf,
-    /// Of the file that is replaced; the new one takes them over.
+    /// The permissions of the replaced file, which the new one gets.
     permissions: Option<Permissions>,
 }
 
@@ -251,7 +251,7 @@ impl Target {
         let mut permissions = None;
         let path = match fs::metadata(path) {
             Ok(there) if there.is_file() || there.is_dir() => {
-                // What the system says of a folder, or of a file that its owner made read-only; renaming would not ask.
+                // For the system's error for a folder or a read-only file: a rename would replace the latter.
                 OpenOptions::new().write(true).open(path).map_err(failed)?;
                 permissions = Some(there.permissions());
                 &fs::canonicalize(path).map_err(failed)?
@@ -272,7 +272,7 @@ impl Target {
     }
 }
 
-/// A file of our own in the folder of the target, removed unless it took the target's place.
+/// A temporary file in the folder of the target, removed unless it has replaced the target.
 struct Temporary {
     path: PathBuf,
     replaced: bool,
@@ -281,7 +281,7 @@ struct Temporary {
 impl Temporary {
     fn create(folder: &Path) -> io::Result<(Self, File)> {
         let process = std::process::id();
-        // The standard library's only source of random bits: the keys of a hasher.
+        // The keys of a hasher are the only random bits in the standard library.
         let path = folder.join(format!(".exactknn-{process}-{:016x}.tmp", RandomState::new().hash_one(process)));
         let file = OpenOptions::new().write(true).create_new(true).open(&path)?;
         Ok((Self { path, replaced: false }, file))
@@ -297,19 +297,19 @@ impl Temporary {
 impl Drop for Temporary {
     fn drop(&mut self) {
         if !self.replaced {
-            // An error or a panic is already on its way; there is nobody to tell of a second one.
+            // An error or a panic is already being reported; a second error is ignored.
             let _ = fs::remove_file(&self.path);
         }
     }
 }
 
-/// Fix a new name on the disk.
+/// Sync a folder, so that a new name in it is on disk.
 #[cfg(unix)]
 fn sync_folder(folder: &Path) -> io::Result<()> {
     // A folder may be writable, but not readable.
     let Ok(folder) = File::open(folder) else { return Ok(()) };
     match folder.sync_all() {
-        // Some network file systems know no such thing for folders.
+        // Some network file systems cannot sync folders.
         Err(error) if matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported) => Ok(()),
         outcome => outcome,
     }
