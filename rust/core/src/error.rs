@@ -1,16 +1,16 @@
-//! Everything the core can refuse, in one enum.
+//! All errors of the core, in one enum.
 //!
-//! The texts are written for the person who made the call: each names the argument, what was wanted and what was
-//! given. The bindings add nothing to them; they only choose the exception type.
+//! The texts are for the caller: each names the argument, what was expected and what was given. The bindings add nothing to
+//! them; they only choose the type of the exception.
 
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Which input of a search an error speaks of.
+/// The input of a search that an error refers to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Argument {
-    /// The rows whose neighbours are sought.
+    /// The rows whose neighbours are searched for.
     Query,
     /// The rows that are searched.
     Reference,
@@ -25,16 +25,16 @@ impl fmt::Display for Argument {
     }
 }
 
-/// A refused or stopped search.
+/// The reason why a call failed.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The buffer does not hold `rows * dim` elements.
     #[error("a matrix of {rows} rows and {dim} columns needs {rows} * {dim} elements, got {elements}")]
     BadBuffer {
-        /// Rows asked for.
+        /// Expected rows.
         rows: usize,
-        /// Columns asked for.
+        /// Expected columns.
         dim: usize,
         /// Elements in the buffer.
         elements: usize,
@@ -42,10 +42,10 @@ pub enum Error {
     /// A matrix without columns.
     #[error("{0} must have at least one column, got 0")]
     NoColumns(Argument),
-    /// More rows than a row number can name.
+    /// More rows than row numbers.
     #[error("{argument} must have fewer than 2**32 - 64 rows, got {rows}")]
     TooManyRows {
-        /// The offending input.
+        /// The argument.
         argument: Argument,
         /// Its rows.
         rows: usize,
@@ -58,7 +58,7 @@ pub enum Error {
         /// Columns of the reference.
         reference: usize,
     },
-    /// Rows that are to be paired by position, but differ in number.
+    /// Query and reference differ in their number of rows, but are paired by position.
     #[error("query and reference must have the same number of rows to be paired, got {query} and {reference}")]
     RowsMismatch {
         /// Rows of the query.
@@ -69,7 +69,7 @@ pub enum Error {
     /// More neighbours than there are references.
     #[error("k must be at most the number of references, got k={k} with {references} references")]
     KTooLarge {
-        /// Neighbours asked for.
+        /// The given k.
         k: usize,
         /// Rows of the reference.
         references: usize,
@@ -80,7 +80,7 @@ pub enum Error {
          got k={k} with {references} references"
     )]
     KTooLargeWithoutSelf {
-        /// Neighbours asked for.
+        /// The given k.
         k: usize,
         /// Rows of the reference, the query's own row included.
         references: usize,
@@ -109,17 +109,17 @@ pub enum Error {
         /// Rows of the reference.
         references: usize,
     },
-    /// An array of numbers (groups of target rows, the state of a search) that contradicts itself or the rows.
+    /// An array (groups of target rows, own rows, a mask, the state of a search) that is inconsistent.
     #[error("{argument} must {wanted}, got {given}")]
     BadArray {
-        /// The array that cannot be used.
+        /// The argument.
         argument: &'static str,
-        /// What it must hold.
+        /// What was expected of it.
         wanted: String,
-        /// What it holds.
+        /// What was given.
         given: String,
     },
-    /// A radius that no distance can be held against.
+    /// A radius that is not finite.
     #[error("r must be a finite number, got {given}")]
     BadRadius {
         /// What was given.
@@ -128,11 +128,11 @@ pub enum Error {
     /// A NaN or an infinity.
     #[error("{argument} must be finite, got {value} in row {row}, column {column}")]
     NonFinite {
-        /// The offending input.
+        /// The argument.
         argument: Argument,
-        /// The first row that holds such a value.
+        /// The first row with such a value.
         row: usize,
-        /// Its first column that does.
+        /// The first such column of that row.
         column: usize,
         /// The value.
         value: f64,
@@ -145,18 +145,18 @@ pub enum Error {
         /// The names that exist.
         choices: String,
     },
-    /// An exponent that no distance has.
+    /// An exponent that is not above 0.
     #[error("p must be a number above 0, or infinity, got {given}")]
     BadPower {
         /// The exponent given.
         given: f64,
     },
-    /// An exponent for a metric that takes none.
+    /// An exponent for a metric without one.
     #[error("p is for metric \"minkowski\" only, got p={p} with metric {metric:?}")]
     UnusedPower {
         /// The exponent given.
         p: f64,
-        /// The metric it was given with.
+        /// The metric.
         metric: &'static str,
     },
     /// A SIMD level that does not exist or that this CPU lacks.
@@ -164,23 +164,23 @@ pub enum Error {
     UnavailableLevel {
         /// The name given.
         name: String,
-        /// The names that can be used here.
+        /// The names of available levels.
         choices: String,
-        /// Where the name came from, empty for a call.
+        /// Where the name came from; empty for a call.
         origin: &'static str,
     },
-    /// A thread count that cannot be used.
+    /// A number of threads below 1.
     #[error("num_threads must be at least 1, got {given}{origin}")]
     BadThreads {
         /// What was given.
         given: String,
-        /// Where it came from, empty for a call.
+        /// Where it came from; empty for a call.
         origin: &'static str,
     },
-    /// The system refused to start a worker thread.
+    /// The system cannot start the worker threads.
     #[error("could not start {threads} worker threads: {reason}")]
     NoThreads {
-        /// Threads asked for.
+        /// Number of threads.
         threads: usize,
         /// The system's reason.
         reason: String,
@@ -188,47 +188,47 @@ pub enum Error {
     /// An allocation failed.
     #[error("could not allocate {bytes} bytes for {what}")]
     OutOfMemory {
-        /// Size asked for.
+        /// Size of the allocation.
         bytes: usize,
         /// Purpose of the memory.
         what: &'static str,
     },
-    /// The system refused to open, read or write a file.
+    /// The system cannot open, read or write a file.
     #[error("{}: could not {action}: {reason}", path.display())]
     File {
-        /// The file as the caller named it.
+        /// The path as passed.
         path: PathBuf,
-        /// What was tried.
+        /// The operation that failed.
         action: String,
-        /// The system's number for its reason, where it gave one.
+        /// The system's error number, if there is one.
         code: Option<i32>,
-        /// The system's reason.
+        /// The system's error message.
         reason: String,
     },
-    /// A file that was read, but is not what it should be.
+    /// A file that is damaged or of another format.
     #[error("{}: wanted {wanted}, found {found}", path.display())]
     BadFile {
-        /// The file as the caller named it.
+        /// The path as passed.
         path: PathBuf,
-        /// What it should hold.
+        /// What was expected.
         wanted: String,
-        /// What it holds.
+        /// What was found.
         found: String,
     },
-    /// The caller asked the search to stop.
+    /// The caller cancelled the search.
     #[error("the search was cancelled")]
     Cancelled,
-    /// The core broke one of its own rules.
+    /// An internal error: a bug of this library.
     #[error("exactknn met an internal error (please report it as a bug): {0}")]
     Panic(String),
 }
 
 impl Error {
-    /// What the system said when `action` was tried on `path`.
+    /// The system's error for `action` on `path`.
     pub(crate) fn file(path: &Path, action: impl Into<String>, error: &io::Error) -> Self {
         let code = error.raw_os_error();
         let mut reason = error.to_string();
-        // The number is kept beside the text.
+        // The number has a field of its own.
         if let Some(code) = code
             && let Some(text) = reason.strip_suffix(&format!(" (os error {code})"))
         {
@@ -237,7 +237,7 @@ impl Error {
         Self::File { path: path.to_owned(), action: action.into(), code, reason }
     }
 
-    /// `path` does not hold what it should.
+    /// An error for the contents of `path`.
     pub(crate) fn bad_file(path: &Path, wanted: impl Into<String>, found: impl Into<String>) -> Self {
         Self::BadFile { path: path.to_owned(), wanted: wanted.into(), found: found.into() }
     }

@@ -1,24 +1,22 @@
-//! Exact k-nearest-neighbour search: the rows that float64 arithmetic would find, at the speed of float32 and faster.
+//! Exact k-nearest-neighbour search: the results of float64 brute force, faster than a float32 matrix product.
 //!
 //! | step | what happens | where |
 //! |---|---|---|
-//! | 1 | arguments checked, sizes known | [`Search::new`] |
+//! | 1 | arguments and sizes checked | [`Search::new`] |
 //! | 2 | filter, block sizes and parallel axis planned | `search::plan` |
-//! | 3 | rows centred, packed into panels, their error terms stated; a row that is not finite is found here | `filter` |
-//! | 4 | a microkernel forms approximate keys, tile by tile | `search::scan`, `arch` |
-//! | 5 | rows whose key might still reach the k nearest survive; self is skipped | `search`, `topk` |
-//! | 6 | survivors get their float64 value in one fixed order and are sorted by (value, row) | `exact`, `order` |
+//! | 3 | rows centred and packed into panels, with error terms; rows that are not finite are refused | `filter` |
+//! | 4 | a microkernel computes approximate keys, tile by tile, and rejects rows by their threshold | `search::scan`, `arch` |
+//! | 5 | the other rows are candidates; the query's own row is excluded | `search::scan` |
+//! | 6 | candidates get their float64 value in one fixed order and are selected and sorted by (value, row) | `exact`, `topk` |
 //!
-//! [`RadiusSearch`] finds all rows within a radius by the same steps.
-//! [`BlockSearch`] does them for references that come block by block.
-//! [`Pairwise`] measures pairs of rows named by position: step 6 alone.
+//! [`RadiusSearch`] finds all rows within a radius by the same steps, [`RankSearch`] the ranks of given rows.
+//! [`BlockSearch`] searches references that arrive in blocks.
+//! [`Pairwise`] computes the values of pairs of rows by position: step 6 alone.
 //!
-//! [`RankSearch`] counts how many references come before given ones; `ranks` has its loops.
+//! [`References`] with a [`PanelCache`] keeps the panels of step 3 between searches; [`Index`] also owns its rows, grows and
+//! is saved to a file. [`saved`] is the format of that file: checked tensors that are mapped, not read.
 //!
-//! [`Index`] keeps references, and the panels of step 3, for many searches.
-//! [`saved`] is the file of an index: checked tensors that are mapped, not read.
-//!
-//! The answer is the same bytes for every level, thread count and batch. See `docs/exactness.md` for the proof.
+//! Results have the same bytes for every level, thread count and batch size. `docs/exactness.md` has the proof.
 
 mod arch;
 mod error;

@@ -1,4 +1,4 @@
-//! Row-major matrix views that cannot be built wrong, and the element types they hold.
+//! Checked views of row-major matrices, and their element types.
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -13,11 +13,11 @@ mod sealed {
     impl Sealed for half::bf16 {}
 }
 
-/// A number that rescoring loads directly: `f32` or `f64`.
+/// A number that float64 arithmetic loads directly: `f32` or `f64`.
 pub trait Wide: Copy + Default + Send + Sync + 'static + sealed::Sealed {
     /// Exact conversion.
     fn to_f64(self) -> f64;
-    /// The row itself, if it is one of `f32`.
+    /// The row itself, if it is `f32`.
     fn as_f32(row: &[Self]) -> Option<&[f32]>;
 }
 
@@ -60,28 +60,28 @@ pub trait Output: Copy + Default + PartialEq + Send + Sync + std::fmt::Debug + '
     const PRECISION: Precision;
     /// Half the distance from 1 to the next number: the relative error of rounding to this type.
     const UNIT_ROUNDOFF: f64;
-    /// A buffer of results, for code that is not generic over their type.
+    /// A buffer of results as an enum, for code that is not generic over their type.
     fn erase(values: &mut [Self]) -> Values<'_>;
     /// Round to this type.
     fn round(value: f64) -> Self;
-    /// The number that ranks `value`: `value` rounded to this type, unless rounding overflows or underflows.
+    /// The ranked value: `value` rounded to this type, or `value` itself if rounding overflows or underflows.
     ///
-    /// Monotone in `value`, so that it never contradicts the order of the float64 values.
+    /// Monotone in `value`, so it never contradicts the order of the float64 values.
     fn ranked(value: f64) -> f64;
-    /// The largest `f64` that rounds to at most `bound`, a finite number: what is rounded and then held against `bound`
-    /// is decided by one comparison before rounding.
+    /// The largest `f64` that rounds to at most `bound`, a finite number. So one comparison of the float64 value decides
+    /// whether the rounded value is within `bound`.
     fn largest_within(bound: f64) -> f64;
-    /// The largest `f64` that ranks before `rank`, and the largest that ranks at most there; `rank` is one that
-    /// [`Output::ranked`] gave.
+    /// The largest `f64` that ranks before `rank`, a result of [`Output::ranked`], and the largest that ranks at `rank` or
+    /// before.
     fn edges_of_rank(rank: f64) -> (f64, f64);
 }
 
-/// Where results go, one a place.
+/// A buffer of results.
 #[derive(Debug)]
 pub enum Values<'a> {
     /// Rounded to `f32`.
     Single(&'a mut [f32]),
-    /// As they are.
+    /// Not rounded.
     Double(&'a mut [f64]),
 }
 
@@ -100,7 +100,7 @@ impl Values<'_> {
         }
     }
 
-    /// Round `value` into one place.
+    /// Store `value`, rounded.
     #[inline(always)]
     pub(crate) fn set(&mut self, place: usize, value: f64) {
         match self {
@@ -167,11 +167,10 @@ impl Output for f32 {
     fn largest_within(bound: f64) -> f64 {
         let nearest = bound as f32;
         let below = if f64::from(nearest) > bound { nearest.next_down() } else { nearest };
-        // What stands for an infinity in the rounding of the largest numbers: the next power of two.
+        // Rounding treats infinity as the next power of two.
         let wide =
             |x: f32| if x.is_finite() { f64::from(x) } else { ((1u128 << 127) as f64 * 2.0).copysign(f64::from(x)) };
-        // Exact: neighbouring float32 numbers and the middle between them have few digits. The middle itself goes to the
-        // even one.
+        // Exact in float64: the midpoint of adjacent float32 numbers has one more bit. It rounds to the even one.
         let middle = wide(below) * 0.5 + wide(below.next_up()) * 0.5;
         if f64::from(middle as f32) <= bound { middle } else { middle.next_down() }
     }
@@ -181,7 +180,7 @@ impl Output for f32 {
         if narrow.is_normal() {
             (Self::largest_within(f64::from(narrow.next_down())), Self::largest_within(rank))
         } else {
-            // It is the float64 value itself, and no other value ranks there.
+            // The rank is the float64 value itself, which no other value shares.
             (rank.next_down(), rank)
         }
     }
@@ -214,35 +213,35 @@ impl Output for f64 {
     }
 }
 
-/// One row in a type that arithmetic loads directly.
+/// A widened row.
 #[derive(Debug, Clone, Copy)]
 pub enum WideRow<'a> {
-    /// Numbers of up to 32 bits.
+    /// Of `f32`, `f16` or `bf16` elements.
     F32(&'a [f32]),
-    /// Numbers of 64 bits.
+    /// Of `f64` elements.
     F64(&'a [f64]),
 }
 
-/// What a matrix may hold.
+/// An element type of a matrix.
 pub trait Element: Copy + Send + Sync + 'static + sealed::Sealed {
-    /// The type that a row is widened to before arithmetic; exact.
+    /// The type to which rows are widened, exactly.
     type Wide: Wide + Element;
     /// The type of the results.
     type Output: Output;
-    /// Whether squares of such numbers can leave the range of `f64`.
+    /// Whether squares of these numbers can leave the range of `f64`.
     const DOUBLE: bool;
     /// [`Output::PRECISION`] of the results.
     const PRECISION: Precision = <Self::Output as Output>::PRECISION;
 
-    /// The row as numbers that arithmetic can load: itself, or a copy in `scratch`.
+    /// The widened row: the row itself, or a copy in `scratch`.
     fn widen<'a>(row: &'a [Self], scratch: &'a mut Vec<f32>) -> &'a [Self::Wide];
 
-    /// The numbers themselves, if they are `f32`.
+    /// The same slice, if it is `f32`.
     fn as_f32(_: &[Self]) -> Option<&[f32]> {
         None
     }
 
-    /// A widened row, for code that is not generic over its type.
+    /// A widened row as an enum, for code that is not generic over its type.
     fn wide_row(row: &[Self::Wide]) -> WideRow<'_>;
 
     /// Exact conversion of one number.
@@ -321,12 +320,12 @@ macro_rules! half_element {
 half_element!(f16);
 half_element!(bf16);
 
-/// Rows of a matrix at most.
+/// Most rows of a matrix.
 const MAX_ROWS: usize = u32::MAX as usize - 64;
 
-/// Refuse more rows than a row number can name.
+/// Refuse more than [`MAX_ROWS`] rows.
 pub(crate) fn check_row_count(rows: usize, argument: Argument) -> Result<()> {
-    // The last panel is padded with row numbers behind the last row; they must not wrap around.
+    // The padding rows of the last panel have row numbers too, which must not wrap around.
     if rows > MAX_ROWS { Err(Error::TooManyRows { argument, rows }) } else { Ok(()) }
 }
 
@@ -342,8 +341,8 @@ impl<'a, E> MatrixRef<'a, E> {
     /// View `data` as `rows` rows of `dim` numbers.
     ///
     /// # Errors
-    /// [`Error::NoColumns`] for `dim == 0`, [`Error::BadBuffer`] when the length is not `rows * dim`,
-    /// [`Error::TooManyRows`] when a row number would not fit in 32 bits.
+    /// [`Error::NoColumns`] for `dim == 0`, [`Error::BadBuffer`] if the length is not `rows * dim`, [`Error::TooManyRows`] if
+    /// row numbers do not fit in 32 bits.
     pub fn new(data: &'a [E], rows: usize, dim: usize, argument: Argument) -> Result<Self> {
         if dim == 0 {
             return Err(Error::NoColumns(argument));
@@ -375,7 +374,7 @@ impl<'a, E> MatrixRef<'a, E> {
     /// One row.
     ///
     /// # Panics
-    /// If `row` is not below [`MatrixRef::rows`].
+    /// If `row` is at least [`MatrixRef::rows`].
     #[inline(always)]
     pub fn row(&self, row: usize) -> &'a [E] {
         &self.data[row * self.dim..][..self.dim]
@@ -391,12 +390,12 @@ pub(crate) fn first_non_finite<E: Element>(rows: MatrixRef<'_, E>, argument: Arg
     })
 }
 
-/// Query rows for references of type `E`: of that type too, or of the one that it is widened to.
+/// Queries for references of type `E`: of the same type, or widened.
 #[derive(Debug, Clone, Copy)]
 pub enum QueryRef<'a, E: Element> {
-    /// Of the references' own type.
+    /// Of the type of the references.
     Same(MatrixRef<'a, E>),
-    /// Widened already.
+    /// Widened.
     Wide(MatrixRef<'a, E::Wide>),
 }
 
@@ -461,13 +460,13 @@ mod tests {
             );
             assert_eq!(f64::largest_within(bound), bound);
         }
-        // 1 + 2^-24 lies between 1 and the next number and goes to 1, which is even.
+        // 1 + 2^-24 is the midpoint of 1 and the next number, and rounds to 1, which is even.
         assert_eq!(f32::largest_within(1.0), 1.0 + 1.0 / 16_777_216.0);
         assert_eq!(f32::largest_within(0.0), 2f64.powi(-150));
     }
 
     #[test]
-    fn the_edges_of_a_rank_stand_beside_the_values_that_have_it() {
+    fn the_edges_of_a_rank_enclose_its_values() {
         let mut values = vec![0.0, 5e-324, 1e-60, 0.1, 1.0, 1.5, 3e38, 1e39, f64::MAX, f64::from(f32::MAX)];
         for exponent in [-150, -149, -140, -127, -126, -3, 0, 24, 127] {
             for step in [0, 1, 2, 3] {
@@ -487,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn a_view_cannot_be_built_wrong() {
+    fn an_inconsistent_view_is_refused() {
         let data = [0f32; 6];
         assert!(MatrixRef::new(&data, 2, 3, Argument::Query).is_ok());
         assert_eq!(MatrixRef::new(&data, 6, 0, Argument::Query).err(), Some(Error::NoColumns(Argument::Query)));

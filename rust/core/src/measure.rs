@@ -1,7 +1,7 @@
-//! What the machine and the kernels can do: the figures that benchmarks are held against. No search uses this.
+//! Peak rates of the machine and of the kernels, for benchmarks. No search uses this module.
 //!
-//! A *peak* is the rate of independent multiply-add instructions that touch no memory. A *tile* is a kernel as a search calls
-//! it, one panel of queries against panels of references that stay in the second-level cache, without survivors.
+//! A *peak* is the rate of independent multiply-add instructions without memory access. A *tile* is the rate of a kernel as
+//! called by a search: one panel of queries, panels of references in the second-level cache, no candidates.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ use crate::metric::Metric;
 use crate::runtime::Monitor;
 use crate::search::plan;
 
-/// Numbers that a kernel multiplies.
+/// The type of the codes that a kernel multiplies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Codes {
     /// 8-bit integers.
@@ -26,11 +26,11 @@ pub enum Codes {
     Float32,
 }
 
-/// How often a measurement is repeated; the fastest counts.
+/// Repetitions of a measurement, of which the fastest is used, and the time of each.
 const ROUNDS: usize = 7;
 const ROUND: Duration = Duration::from_millis(20);
 
-/// Operations a second (a multiply-add is two) of `run`, which reports how many it did.
+/// Operations per second (a multiply-add is two) of `run`, which returns its number of operations.
 fn rate(mut run: impl FnMut() -> f64) -> f64 {
     (0..ROUNDS)
         .map(|_| {
@@ -43,7 +43,7 @@ fn rate(mut run: impl FnMut() -> f64) -> f64 {
         .fold(0.0, f64::max)
 }
 
-/// Operations a second of one thread's multiply-add instructions; `None` where the level has none of its own.
+/// Operations per second of the multiply-add instructions of one thread; `None` if the level has none of its own.
 pub fn peak(simd: Simd, codes: Codes) -> Option<f64> {
     #[cfg(target_arch = "x86_64")]
     {
@@ -70,12 +70,11 @@ pub fn peak(simd: Simd, codes: Codes) -> Option<f64> {
             }};
         }
         let of = |lanes: usize| (2 * lanes * CHAINS * TURNS) as f64;
-        // SAFETY (all calls): the token asked for proves the features that the function was compiled for.
         match codes {
             Codes::Int8 if simd.avx512_vnni().is_some() => {
                 let run = chains!("avx512f,avx512vnni", _mm512_setzero_si512(), _mm512_dpbusd_epi32);
                 return Some(rate(|| {
-                    // SAFETY: see above.
+                    // SAFETY: the guard of this arm has a token that proves AVX-512 F and VNNI.
                     unsafe { run() };
                     of(64)
                 }));
@@ -83,7 +82,7 @@ pub fn peak(simd: Simd, codes: Codes) -> Option<f64> {
             Codes::Int8 if simd.avx_vnni().is_some() => {
                 let run = chains!("avx2,avxvnni", _mm256_setzero_si256(), _mm256_dpbusd_avx_epi32);
                 return Some(rate(|| {
-                    // SAFETY: see above.
+                    // SAFETY: the guard of this arm has a token that proves AVX2 and AVX-VNNI.
                     unsafe { run() };
                     of(32)
                 }));
@@ -91,7 +90,7 @@ pub fn peak(simd: Simd, codes: Codes) -> Option<f64> {
             Codes::Float32 if simd.avx512().is_some() => {
                 let run = chains!("avx512f", _mm512_setzero_ps(), |sum, x, y| _mm512_fmadd_ps(x, y, sum));
                 return Some(rate(|| {
-                    // SAFETY: see above.
+                    // SAFETY: the guard of this arm has a token that proves AVX-512 F.
                     unsafe { run() };
                     of(16)
                 }));
@@ -99,7 +98,7 @@ pub fn peak(simd: Simd, codes: Codes) -> Option<f64> {
             Codes::Float32 if simd.avx2().is_some() => {
                 let run = chains!("avx2,fma", _mm256_setzero_ps(), |sum, x, y| _mm256_fmadd_ps(x, y, sum));
                 return Some(rate(|| {
-                    // SAFETY: see above.
+                    // SAFETY: the guard of this arm has a token that proves AVX2 and FMA.
                     unsafe { run() };
                     of(8)
                 }));
@@ -116,7 +115,7 @@ struct Tile {
     dim: usize,
 }
 
-/// One call of a kernel; returns the operations it did.
+/// A call of a kernel; returns its number of operations.
 pub type Call = Box<dyn FnMut() -> f64>;
 
 impl WithKernel for Tile {
@@ -140,13 +139,17 @@ impl WithKernel for Tile {
         let mut candidates = CandidateLists::new(K::MR, K::NR);
         Ok(Box::new(move || {
             let panel = QueryPanel { codes: query.panel(0), thresholds: &thresholds };
-            kernel.scan(&panel, &packed.run(0, panels, Visit::All).expect("they lie in memory"), &mut candidates);
+            kernel.scan(
+                &panel,
+                &packed.run(0, panels, Visit::All).expect("codes in memory need no verification"),
+                &mut candidates,
+            );
             (2 * K::MR * rows * dim) as f64
         }))
     }
 }
 
-/// The microkernel of a level on rows of `dim` columns, ready to be called.
+/// The microkernel of a level for rows of `dim` columns, ready to be called.
 ///
 /// # Errors
 /// [`crate::Error::OutOfMemory`], [`crate::Error::NoColumns`].
@@ -160,7 +163,7 @@ pub fn kernel(simd: Simd, codes: Codes, dim: usize) -> Result<Call> {
     }
 }
 
-/// Operations a second of one thread in [`kernel`].
+/// Operations per second of one thread in [`kernel`].
 ///
 /// # Errors
 /// As for [`kernel`].
@@ -168,7 +171,7 @@ pub fn tile(simd: Simd, codes: Codes, dim: usize) -> Result<f64> {
     kernel(simd, codes, dim).map(rate)
 }
 
-/// Whether a level multiplies 8-bit integers.
+/// Whether a level has an int8 kernel.
 pub fn has_int8(simd: Simd) -> bool {
     arch::has_int8(simd.level())
 }

@@ -1,4 +1,4 @@
-//! What is measured, and how a filter has to see it.
+//! Distances and similarities, and the geometry of each for a filter.
 
 use std::fmt;
 
@@ -26,17 +26,17 @@ pub enum Metric {
     Cityblock,
     /// Largest absolute difference; smallest first.
     Chebyshev,
-    /// `(sum |q - r|^p)^(1/p)`; smallest first. Made by [`Metric::minkowski`], which knows the exponents that need no power.
+    /// `(sum |q - r|^p)^(1/p)`; smallest first. Made by [`Metric::minkowski`], which handles exponents that need no powers.
     Minkowski(Power),
 }
 
-/// Twice the largest `p` whose powers are products.
+/// Twice the largest exponent whose powers are computed as products.
 const MOST_HALVES: u32 = 128;
 
 /// The exponent of [`crate::Metric::Minkowski`]: finite, above 0, neither 1 nor 2. Made by [`crate::Metric::minkowski`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Power {
-    /// Of a positive number, so that equal bits are equal numbers.
+    /// The bits of a positive number: equal numbers have equal bits.
     bits: u64,
 }
 
@@ -47,7 +47,7 @@ impl fmt::Debug for Power {
 }
 
 impl Power {
-    /// `p` as an exponent that needs powers; the caller has taken out those that do not.
+    /// The exponent `p`; the caller has handled exponents that need no powers.
     pub(crate) fn new(p: f64) -> Result<Self> {
         if p > 0.0 && p.is_finite() { Ok(Self { bits: p.to_bits() }) } else { Err(Error::BadPower { given: p }) }
     }
@@ -57,7 +57,7 @@ impl Power {
         f64::from_bits(self.bits)
     }
 
-    /// Twice the exponent, if that is a whole number small enough for products.
+    /// Twice the exponent, if that is an integer of at most [`MOST_HALVES`].
     #[inline(always)]
     pub(crate) fn halves(self) -> Option<u32> {
         let twice = 2.0 * self.get();
@@ -66,24 +66,24 @@ impl Power {
     }
 }
 
-/// Above this exponent the powers of the filter would leave the range of float32.
+/// Largest exponent for which the powers of the filter stay in the range of float32.
 const LARGEST_FILTERED_POWER: f64 = (1u64 << 20) as f64;
 
 const MINKOWSKI: &str = "minkowski";
 
-/// How a filter ranks: see `bound.rs`.
+/// The form of a filter's keys: see `filter/bound.rs`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Geometry {
-    /// By `q.r - |r|^2 / 2` of rows centred alike: the larger, the nearer.
+    /// `q.r - |r|^2 / 2`, with the same centre for queries and references. The larger, the nearer, as for all keys.
     Euclidean,
-    /// By `q.r`, the reference rows centred.
+    /// `q.r`, with the references centred.
     Dot,
-    /// By the negated distance itself, of rows centred alike.
+    /// The negated distance itself, with the same centre for queries and references.
     Lp,
 }
 
 impl Metric {
-    /// Every metric without an exponent.
+    /// All metrics without an exponent.
     pub const ALL: [Self; 9] = [
         Self::SqEuclidean,
         Self::Euclidean,
@@ -96,7 +96,8 @@ impl Metric {
         Self::Chebyshev,
     ];
 
-    /// The Minkowski distance of exponent `p`: for 1, 2 and infinity the metric that is the same distance without powers.
+    /// The Minkowski distance of exponent `p`. For 1, 2 and infinity, the metric that computes the same distance without
+    /// powers.
     ///
     /// # Errors
     /// [`Error::BadPower`] unless `p` is above 0.
@@ -128,10 +129,10 @@ impl Metric {
         }
     }
 
-    /// The metric of this name, and for `minkowski` of exponent `p` (2 unless given).
+    /// The metric of this name; `p` is the exponent of `minkowski`, 2 by default.
     ///
     /// # Errors
-    /// [`Error::UnknownMetric`], which lists the names, [`Error::BadPower`] and [`Error::UnusedPower`].
+    /// [`Error::UnknownMetric`], [`Error::BadPower`] and [`Error::UnusedPower`].
     pub fn parse(name: &str, p: Option<f64>) -> Result<Self> {
         if name == MINKOWSKI {
             return Self::minkowski(p.unwrap_or(2.0));
@@ -146,7 +147,7 @@ impl Metric {
         }
     }
 
-    /// Whether the largest values are the nearest.
+    /// Whether larger values are nearer.
     pub fn largest_first(self) -> bool {
         matches!(self, Self::CosineSimilarity | Self::InnerProduct)
     }
@@ -170,7 +171,7 @@ impl Metric {
         }
     }
 
-    /// Whether a filter knows the metric; if not, every pair is formed in float64.
+    /// Whether there is a filter for the metric. If not, every pair gets its float64 value.
     pub(crate) fn is_filterable(self) -> bool {
         // The bound needs the triangle inequality, which fails below 1.
         match self {
@@ -179,13 +180,13 @@ impl Metric {
         }
     }
 
-    /// Whether each term of a value takes a power that is no product.
+    /// Whether each term of a value takes a power that is not a product.
     pub(crate) fn is_costly(self) -> bool {
         matches!(self, Self::Minkowski(power) if power.halves().is_none())
     }
 
-    /// Whether queries and references are centred alike and exchanging them changes no bit of a value, so that one product
-    /// serves both.
+    /// Whether queries and references have the same centre, and exchanging them does not change the bits of a value, so that
+    /// one product serves both sides of a pair.
     pub(crate) fn is_symmetric(self) -> bool {
         self.geometry() != Geometry::Lp && self != Self::InnerProduct
     }

@@ -1,7 +1,6 @@
-//! The oracle: every value by the definition, every row sorted. Plain, slow, and independent of the rest of the crate.
+//! The oracle: every value by its definition, all rows sorted. Simple, slow, and independent of the rest of the crate.
 //!
-//! It shares with the crate only the order in which a float64 sum is formed (which is part of the contract) and is
-//! written out here once more, one column at a time.
+//! It repeats the order in which a float64 sum is computed, which is part of the contract, one column at a time.
 
 use crate::matrix::{Element, Output};
 use crate::metric::Metric;
@@ -25,12 +24,12 @@ fn unit(row: &[f64]) -> Vec<f64> {
     row.iter().map(|x| x * inverse).collect()
 }
 
-/// `t^p` as `exact/minkowski.rs` says it forms it: products for whole multiples of 1/2 up to 64, else `libm`.
+/// `t^p` as specified in `exact/minkowski.rs`: products for multiples of 1/2 up to 64, else `libm`.
 fn raised(t: f64, p: f64) -> f64 {
     if p > 64.0 || (2.0 * p).fract() != 0.0 {
         return libm::pow(t, p);
     }
-    // t, t^2, t^4, ...: those that the binary digits of p call for, smallest first.
+    // t, t^2, t^4, ...: the squares for the binary digits of p, smallest first.
     let squares = std::iter::successors(Some(t), |square| Some(square * square));
     let digits = (0..7).map(|bit| (p as u32 >> bit) & 1 == 1);
     let whole = squares.zip(digits).filter(|(_, wanted)| *wanted).fold(1.0, |product, (square, _)| product * square);
@@ -54,7 +53,7 @@ fn minkowski(q: &[f64], r: &[f64], power: Power) -> f64 {
     if most == 0.0 { 0.0 } else { most * root(sum(differences().map(|t| raised(t / most, p)))) }
 }
 
-/// The float64 value of a pair of rows whose squares stay in the range of `f64`.
+/// The float64 value of a pair of rows whose squares are in the range of `f64`.
 pub fn value(metric: Metric, q: &[f64], r: &[f64]) -> f64 {
     let squared = |q: &[f64], r: &[f64]| sum(q.iter().zip(r).map(|(x, y)| (x - y) * (x - y)));
     let dot = |q: &[f64], r: &[f64]| sum(q.iter().zip(r).map(|(x, y)| x * y));
@@ -76,7 +75,7 @@ pub fn value(metric: Metric, q: &[f64], r: &[f64]) -> f64 {
     }
 }
 
-/// The `k` nearest of each query by the definition; with `exclude_self` query `i` skips row `i`.
+/// The `k` nearest neighbours of each query by definition; with `exclude_self` query `i` excludes row `i`.
 pub fn knn<E: Element>(
     metric: Metric,
     query: &[Vec<E>],
@@ -106,8 +105,8 @@ pub fn knn<E: Element>(
     Neighbours { values, rows }
 }
 
-/// All rows within `r` of each query by the definition: those whose rounded value is at most `r` (at least, for a
-/// similarity), by (value, row) or, with `by_row`, by row; with `exclude_self` query `i` skips row `i`.
+/// All rows within `r` of each query by definition: rows whose rounded value is at most `r` (at least, for a similarity),
+/// sorted by (value, row) or, with `by_row`, by row; with `exclude_self` query `i` excludes row `i`.
 pub fn radius<E: Element>(
     metric: Metric,
     query: &[Vec<E>],
@@ -121,7 +120,7 @@ where
 {
     let mut within = Within { starts: vec![0], rows: Vec::new(), values: Vec::new() };
     for (i, q) in query.iter().enumerate() {
-        // All neighbours of this query in their order, itself among them.
+        // All neighbours of this query, sorted, including its own row.
         let all = knn(metric, std::slice::from_ref(q), reference, reference.len(), false);
         let mut found: Vec<(i64, E::Output)> = all
             .rows
@@ -142,8 +141,8 @@ where
     within
 }
 
-/// The 1-based ranks of each query's target rows by the definition: all references sorted, the targets looked up. With
-/// `first_row` query `i` is reference row `first_row + i`, which has no rank and is nobody's.
+/// The 1-based ranks of each query's target rows by definition: all references are sorted and the targets looked up. With
+/// `first_row` query `i` is reference row `first_row + i`, which gets no rank and is not counted.
 pub fn ranks<E: Element>(
     metric: Metric,
     query: &[Vec<E>],
