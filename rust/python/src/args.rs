@@ -1,4 +1,4 @@
-//! Arguments that calls share, read once: integers, threads, the metric, a query's own row; and the dispatch by element type.
+//! Parsing of the arguments that calls share: integers, threads, the metric, own rows; and the dispatch by element type.
 
 use std::num::NonZero;
 
@@ -11,7 +11,7 @@ use crate::Threads;
 use crate::array::{borrow_integers, integers};
 use crate::error::IntoPy;
 
-/// Run `$body` with `$element` as the type that a kind stands for.
+/// Run `$body` with `$element` as the element type of a kind.
 macro_rules! with_element {
     ($kind:expr, $element:ident => $body:expr) => {
         match $kind {
@@ -36,7 +36,7 @@ macro_rules! with_element {
 }
 pub(crate) use with_element;
 
-/// An integer argument; one that no machine word holds is a `ValueError` like any other that is too large.
+/// An integer argument. One that overflows is a `ValueError`, like any other that is too large.
 pub(crate) fn integer(argument: &str, given: &Bound<'_, PyAny>) -> PyResult<isize> {
     given.extract().map_err(|error: PyErr| {
         if error.is_instance_of::<PyOverflowError>(given.py()) {
@@ -53,7 +53,7 @@ pub(crate) fn count(argument: &str, given: &Bound<'_, PyAny>) -> PyResult<usize>
     usize::try_from(given).map_err(|_| PyValueError::new_err(format!("{argument} must be at least 0, got {given}")))
 }
 
-/// A thread count given by the caller.
+/// A number of threads passed by the caller.
 pub(crate) fn positive_threads(given: &Bound<'_, PyAny>) -> PyResult<Threads> {
     let given = integer("num_threads", given)?;
     usize::try_from(given)
@@ -63,7 +63,7 @@ pub(crate) fn positive_threads(given: &Bound<'_, PyAny>) -> PyResult<Threads> {
         .into_py()
 }
 
-/// The threads of one call: the argument, else the setting of the process.
+/// The threads of a call: the argument, or the setting of the process.
 pub(crate) fn threads(given: Option<&Bound<'_, PyAny>>) -> PyResult<Threads> {
     match given {
         Some(given) => positive_threads(given),
@@ -76,7 +76,7 @@ pub(crate) fn metric(name: &str, p: Option<f64>) -> PyResult<Metric> {
     Metric::parse(name, p).into_py()
 }
 
-/// How a call says which reference row each query is.
+/// The arguments that give the reference row of each query.
 pub(crate) struct SelfRows {
     exclude_self: bool,
     first_query: usize,
@@ -84,7 +84,7 @@ pub(crate) struct SelfRows {
 }
 
 impl SelfRows {
-    /// With `exclude_self` query `i` is row `first_query + i`, row `i` if that is not given; or row `self_rows[i]`.
+    /// With `exclude_self`, query `i` is row `first_query + i` (0 by default), or row `self_rows[i]` if that is given.
     pub(crate) fn new(
         exclude_self: bool,
         first_query: Option<&Bound<'_, PyAny>>,
@@ -102,7 +102,7 @@ impl SelfRows {
         Ok(Self { exclude_self, first_query, rows: Some(rows) })
     }
 
-    /// The rule of the core.
+    /// The rule for the core.
     pub(crate) fn rule(&self) -> SelfRule<'_> {
         match &self.rows {
             _ if !self.exclude_self => SelfRule::None,
@@ -112,7 +112,7 @@ impl SelfRows {
     }
 }
 
-/// With `exclude_self` query `i` is reference row `first_query + i`, or row `i` if `first_query` is not given.
+/// With `exclude_self`, query `i` is reference row `first_query + i` (0 by default).
 pub(crate) fn self_rule(exclude_self: bool, first_query: Option<&Bound<'_, PyAny>>) -> PyResult<SelfRule<'static>> {
     let first = first_query.map_or(Ok(0), |first| count("first_query", first))?;
     Ok(if exclude_self { SelfRule::From(first) } else { SelfRule::None })

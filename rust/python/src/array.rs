@@ -1,4 +1,4 @@
-//! NumPy arrays as borrowed matrices. Nothing is copied.
+//! NumPy arrays as borrowed matrices, zero-copy.
 
 use exactknn_core::{Argument, Element, MatrixRef};
 use half::{bf16, f16};
@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 
 use crate::error::IntoPy;
 
-/// The element types that the core takes, as they arrive.
+/// The element type of an array.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     F32,
@@ -31,13 +31,13 @@ impl Kind {
         }
     }
 
-    /// The type that rows are widened to.
+    /// The type to which rows are widened.
     pub(crate) fn wide(self) -> Self {
         if self == Self::F64 { Self::F64 } else { Self::F32 }
     }
 }
 
-/// The element type of `array`; `bfloat16` arrives as 16-bit patterns.
+/// The element type of `array`; with `bfloat16` the array has bit patterns of type uint16.
 pub(crate) fn kind(array: &Bound<'_, PyUntypedArray>, argument: Argument, bfloat16: bool) -> PyResult<Kind> {
     let py = array.py();
     let dtype = array.dtype();
@@ -62,7 +62,7 @@ pub(crate) fn kind(array: &Bound<'_, PyUntypedArray>, argument: Argument, bfloat
     })
 }
 
-/// The element type of both arrays.
+/// The element type of both arrays, which must be the same.
 pub(crate) fn common_kind(
     query: &Bound<'_, PyUntypedArray>,
     reference: &Bound<'_, PyUntypedArray>,
@@ -82,11 +82,11 @@ pub(crate) fn common_kind(
 
 /// An element type with its NumPy storage.
 pub(crate) trait Stored: Element {
-    /// What NumPy stores.
+    /// The element type in NumPy.
     type Storage: numpy::Element;
-    /// View stored numbers as numbers of the core.
+    /// View elements of NumPy as elements of the core.
     fn cast(stored: &[Self::Storage]) -> &[Self];
-    /// Numbers of the core as NumPy stores them.
+    /// Convert elements of the core to elements of NumPy.
     fn into_storage(numbers: Vec<Self>) -> Vec<Self::Storage>;
 }
 
@@ -129,7 +129,7 @@ pub(crate) fn borrow<'py, E: Stored>(
         )));
     }
     let array = array.cast::<PyArray2<E::Storage>>()?;
-    // `as_slice` would take Fortran order too, and read the transposed matrix. An array without elements is of any order.
+    // `as_slice` accepts Fortran order too and would read the transposed matrix. An empty array has every order.
     if !array.is_c_contiguous() && !array.is_empty() {
         return Err(PyValueError::new_err(format!("{argument} must be C-contiguous")));
     }
@@ -147,7 +147,7 @@ pub(crate) fn matrix<'a, E: Stored>(
     let data = if rows == 0 {
         &[]
     } else {
-        // Refuses what is not aligned or not contiguous.
+        // An error if the array is not aligned or not contiguous.
         array.as_slice().map_err(|_| PyValueError::new_err(format!("{argument} must be C-contiguous and aligned")))?
     };
     MatrixRef::new(E::cast(data), rows, dim, argument).into_py()

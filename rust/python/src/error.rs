@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 
 /// Turns a core result into a Python one.
 pub(crate) trait IntoPy<T> {
-    /// The value, or the exception that belongs to the error.
+    /// The value, or the exception for the error.
     fn into_py(self) -> PyResult<T>;
 }
 
@@ -24,17 +24,17 @@ impl<T> IntoPy<T> for Result<T, Error> {
                     os_error(code, format!("could not {action}: {reason}"), path.into_os_string())
                 }
                 Error::File { .. } => PyOSError::new_err(text),
-                // Everything else is an argument that cannot be used; new kinds of refusal included.
+                // All others are invalid arguments, including variants that are added later.
                 _ => PyValueError::new_err(text),
             }
         })
     }
 }
 
-/// The subclass of OSError that belongs to the number: FileNotFoundError, PermissionError.
+/// The subclass of OSError for an error number, such as FileNotFoundError.
 fn os_error(code: i32, text: String, path: OsString) -> PyErr {
-    // Only a call of the type picks the subclass on every version of Python. The last place is the number on Windows;
-    // elsewhere it is ignored.
+    // Only calling the type selects the subclass in every version of Python. The last argument is the number on Windows and
+    // ignored elsewhere.
     let raised = Python::attach(|py| py.get_type::<PyOSError>().call1((code, text, path, code)).map(PyErr::from_value));
     raised.unwrap_or_else(|error| error)
 }

@@ -1,4 +1,4 @@
-//! `_core.BlockSearch`: references come block by block, one answer goes out.
+//! `_core.BlockSearch`: references in blocks, one result.
 
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
@@ -14,7 +14,7 @@ use crate::error::IntoPy;
 use crate::interrupt;
 use crate::knn::{Pair, pair};
 
-/// The k nearest of fixed queries among references that come block by block.
+/// The k nearest neighbours of fixed queries among references that arrive in blocks.
 #[pyclass(name = "BlockSearch", module = "exactknn._core", frozen)]
 pub(crate) struct PyBlockSearch {
     query: Py<PyUntypedArray>,
@@ -30,7 +30,7 @@ impl PyBlockSearch {
     fn search(&self) -> PyResult<MutexGuard<'_, BlockSearch<'static>>> {
         match self.search.try_lock() {
             Ok(search) => Ok(search),
-            // A block is taken in whole or not at all: a panic has left nothing half done.
+            // A block is added completely or not at all, so a panic cannot have left the search inconsistent.
             Err(TryLockError::Poisoned(search)) => Ok(search.into_inner()),
             Err(TryLockError::WouldBlock) => {
                 Err(PyRuntimeError::new_err("this BlockSearch is being used by another thread"))
@@ -52,7 +52,7 @@ impl PyBlockSearch {
         let is_small = || before.is_small::<E>(reference.rows());
         let after =
             interrupt::search(py, self.threads, is_small, progress, |monitor| before.with(query, reference, monitor))?;
-        // Not before the last word of `progress`, which may be an exception.
+        // After the last call of `progress`, which may raise an exception: then the block is not added.
         *search = after;
         Ok(())
     }
@@ -106,7 +106,7 @@ impl PyBlockSearch {
         Ok(self.search()?.rows())
     }
 
-    /// Search one more block; its rows are numbered on from those before.
+    /// Search one more block, whose row numbers continue those of the earlier blocks.
     #[pyo3(signature = (reference, *, progress=None))]
     fn add(
         &self,
@@ -123,7 +123,7 @@ impl PyBlockSearch {
         with_element!(self.kind, E => self.result_as::<E>(py, self.queries(py)))
     }
 
-    /// What `restore` needs to go on from here: the float64 numbers that order the neighbours, and their rows.
+    /// A checkpoint for `restore`: the float64 ranks of the neighbours, and their rows.
     fn state(&self, py: Python<'_>) -> PyResult<Pair> {
         let (ranks, rows) = self.search()?.state().into_py()?;
         let shape = [self.queries(py), self.k];
@@ -132,7 +132,7 @@ impl PyBlockSearch {
         Ok((ranks.into_any().unbind(), rows.into_any().unbind()))
     }
 
-    /// Go on from what `state` gave after `rows` references.
+    /// Continue from a checkpoint of `state` after `rows` references.
     fn restore(
         &self,
         ranks: &Bound<'_, PyAny>,

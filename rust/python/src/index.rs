@@ -1,6 +1,6 @@
 //! `_core.Index`: one class for the four element types.
 //!
-//! Queries arrive in the type that rows are widened to: float64 for float64 rows, float32 for all others.
+//! Queries have the type to which rows are widened: float64 for float64 rows, float32 for all others.
 
 use std::path::PathBuf;
 
@@ -18,7 +18,7 @@ use crate::knn::Pair;
 use crate::radius::Answer;
 use crate::{Threads, knn, radius, ranks};
 
-/// Rows to add whose numbers are fewer are added on the calling thread.
+/// Up to this number of elements, rows are added on the calling thread.
 const INLINE_NUMBERS: usize = 1 << 16;
 
 /// References that are prepared once and searched many times.
@@ -57,7 +57,7 @@ macro_rules! with_index {
 }
 
 impl AnyIndex {
-    /// Do `make` for the type of this name.
+    /// Call `make` with the type of this name.
     fn of(dtype: &str, make: impl FnOnce(Kind) -> exactknn_core::Result<Self>) -> Option<exactknn_core::Result<Self>> {
         let kind = [Kind::F32, Kind::F64, Kind::F16, Kind::Bf16].into_iter().find(|kind| kind.name() == dtype)?;
         Some(make(kind))
@@ -73,7 +73,7 @@ impl AnyIndex {
     }
 }
 
-/// Refuse an array of another type than the index wants.
+/// Refuse an array of another type than `wanted`.
 fn check_kind(array: &Bound<'_, PyUntypedArray>, argument: Argument, bfloat16: bool, wanted: Kind) -> PyResult<()> {
     let given = kind(array, argument, bfloat16)?;
     if given == wanted {
@@ -98,11 +98,11 @@ fn add<E: Stored + saved::Stored>(
     let used = if is_small { 1 } else { threads.get() };
     let addition =
         interrupt::run(py, threads, || is_small, progress, |monitor| index.prepare(rows, simd, used, monitor))?;
-    // Not before the last word of `progress`, which may be an exception.
+    // After the last call of `progress`, which may raise an exception: then nothing is added.
     py.detach(|| index.append(addition, simd)).into_py()
 }
 
-/// A query in the type that rows are widened to.
+/// Borrow a query of the widened type.
 macro_rules! wide_query {
     ($query:ident, $element:ident) => {
         let $query = borrow::<<$element as Element>::Wide>($query, Argument::Query)?;
@@ -207,7 +207,7 @@ impl PyIndex {
         Ok(Self(index.into_py()?))
     }
 
-    /// The index in a file; its rows stay there until they are needed.
+    /// Load an index from a file. Its rows and codes are mapped.
     #[staticmethod]
     fn load(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
         let index = py.detach(|| {
@@ -245,7 +245,7 @@ impl PyIndex {
         with_index!(&self.0, index, _E => index.metric()).name()
     }
 
-    /// The exponent of a metric that takes one.
+    /// The exponent of the metric, if it has one.
     #[getter]
     fn p(&self) -> Option<f64> {
         match with_index!(&self.0, index, _E => index.metric()) {
@@ -259,13 +259,13 @@ impl PyIndex {
         self.0.kind().name()
     }
 
-    /// Bytes of memory that rows and panels take, without what is mapped from a file.
+    /// Bytes of memory of rows and panels; mapped rows and codes do not count.
     #[getter]
     fn nbytes(&self, py: Python<'_>) -> usize {
         py.detach(|| with_index!(&self.0, index, _E => index.bytes()))
     }
 
-    /// Append rows of the index's own type.
+    /// Append rows of the type of the index.
     #[pyo3(signature = (reference, *, bfloat16=false, num_threads=None, progress=None))]
     fn add(
         &self,
@@ -279,13 +279,13 @@ impl PyIndex {
         with_index!(&self.0, index, _E => add(py, index, reference, num_threads, progress))
     }
 
-    /// Drop the rows whose place in `mask` is true.
+    /// Remove the rows whose entry in `mask` is true.
     fn remove(&self, py: Python<'_>, mask: PyReadonlyArray1<'_, bool>) -> PyResult<()> {
         let mask = mask.as_slice().map_err(|_| PyValueError::new_err("mask must be C-contiguous"))?;
         py.detach(|| with_index!(&self.0, index, _E => index.remove(mask))).into_py()
     }
 
-    /// A copy of the rows `start` to `stop`, or to the last; bfloat16 as 16-bit patterns.
+    /// A copy of the rows `start` to `stop`, by default to the last; bfloat16 as bit patterns of type uint16.
     #[pyo3(signature = (start, stop=None))]
     fn copy(&self, py: Python<'_>, start: &Bound<'_, PyAny>, stop: Option<&Bound<'_, PyAny>>) -> PyResult<Py<PyAny>> {
         let (start, stop) = (count("start", start)?, stop.map(|stop| count("stop", stop)).transpose()?);
@@ -312,7 +312,7 @@ impl PyIndex {
         })
     }
 
-    /// All rows within a radius of each query, as compressed rows.
+    /// All rows within a radius of each query, in CSR form.
     #[pyo3(signature = (
         query, r, *, exclude_self=false, first_query=None, return_distances=true, sort=true, num_threads=None, progress=None
     ))]
@@ -367,7 +367,7 @@ impl PyIndex {
         with_index!(&self.0, index, E => ranks::<E, <E as Element>::Wide>(index, query, call, progress))
     }
 
-    /// Write the index to a file, whatever was there before.
+    /// Write the index to a file, replacing an existing one.
     #[pyo3(signature = (path, *, num_threads=None, progress=None))]
     fn save(
         &self,

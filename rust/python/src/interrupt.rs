@@ -1,11 +1,11 @@
-//! The one door for long work: detaches from the interpreter, watches for Ctrl-C, keeps panics inside.
+//! Runs all long work: detaches from the interpreter, polls for Ctrl-C, catches panics.
 //!
 //! ```text
 //! calling thread:  spawn ──> wait 40 ms ──> signals? progress? ──> wait 40 ms ... ──> result
-//! pool:            └──────────── work, asks the Monitor ────────────────────────────┘
+//! pool:            └──────────── work, polls the Monitor ───────────────────────────┘
 //! ```
 //!
-//! Work that is over before a hand-over would be runs where it is called.
+//! Work that takes less time than handing it to the pool runs on the calling thread.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,14 +19,14 @@ use pyo3::types::PyDict;
 use crate::Threads;
 use crate::error::IntoPy;
 
-/// How often a waiting caller checks for signals: Ctrl-C is answered within twice this time.
+/// The interval at which a waiting caller polls for signals. Ctrl-C takes effect within about twice this time.
 const POLL_INTERVAL: Duration = Duration::from_millis(40);
 
 thread_local! {
     static LAST: Cell<Option<Report>> = const { Cell::new(None) };
 }
 
-/// How the last search of this thread went.
+/// Statistics of the last search of this thread.
 #[pyfunction]
 pub(crate) fn last_search(py: Python<'_>) -> PyResult<Option<Bound<'_, PyDict>>> {
     LAST.get()
@@ -39,7 +39,7 @@ pub(crate) fn last_search(py: Python<'_>) -> PyResult<Option<Bound<'_, PyDict>>>
         .transpose()
 }
 
-/// [`run`] a search, and keep its report for [`last_search`].
+/// [`run`] a search, and store its report for [`last_search`].
 pub(crate) fn search<T: Send>(
     py: Python<'_>,
     threads: Threads,
@@ -52,7 +52,7 @@ pub(crate) fn search<T: Send>(
     Ok(found)
 }
 
-/// Run `work` without the interpreter; `progress` is told the finished fraction now and then.
+/// Run `work` detached from the interpreter; `progress` is called with the finished fraction at each poll.
 pub(crate) fn run<T: Send>(
     py: Python<'_>,
     threads: Threads,
@@ -76,7 +76,7 @@ pub(crate) fn run<T: Send>(
         let monitor = &monitor;
         pool.pool().in_place_scope(|scope| {
             scope.spawn(move |_| {
-                // The receiver waits for exactly this message; it cannot be gone.
+                // Cannot fail: the receiver waits for this message.
                 let _ = send.send(catch_panic(|| work(monitor)));
             });
             loop {
@@ -107,7 +107,7 @@ pub(crate) fn run<T: Send>(
     Ok(outcome)
 }
 
-/// Raise what a signal handler raises, and report progress.
+/// Run signal handlers, whose exceptions are returned, and report progress.
 fn poll(py: Python<'_>, monitor: &Monitor, progress: Option<&Py<PyAny>>) -> PyResult<()> {
     py.check_signals()?;
     if let Some(progress) = progress {
@@ -116,7 +116,7 @@ fn poll(py: Python<'_>, monitor: &Monitor, progress: Option<&Py<PyAny>>) -> PyRe
     Ok(())
 }
 
-/// A panic of the core is a bug to be reported, not the end of the caller's process.
+/// Turn a panic of the core into an error that asks for a bug report; it must not end the caller's process.
 fn catch_panic<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|payload| {
         let text = payload

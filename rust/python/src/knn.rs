@@ -14,7 +14,7 @@ use crate::references::References;
 /// Distances and indices.
 pub(crate) type Pair = (Py<PyAny>, Py<PyAny>);
 
-/// What a search for the k nearest asks, whatever the type of the rows.
+/// The arguments of a search for the k nearest, for any element type.
 #[derive(Clone, Copy)]
 pub(crate) struct Call<'a> {
     pub(crate) k: usize,
@@ -23,7 +23,7 @@ pub(crate) struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
-    /// The options of the core.
+    /// The options for the core.
     pub(crate) fn options(&self, metric: Metric) -> PyResult<Options<'a>> {
         let Self { k, exclude, threads } = *self;
         Ok(Options { k, metric, exclude, simd: active_level().into_py()?, threads })
@@ -77,7 +77,7 @@ where
     pair(py, found, query.rows(), call.k)
 }
 
-/// Neighbours as arrays of a row for each query.
+/// Neighbours as matrices with one row per query.
 pub(crate) fn pair<T: numpy::Element>(
     py: Python<'_>,
     Neighbours { values, rows }: Neighbours<T>,

@@ -28,7 +28,7 @@ use pyo3::types::PyDict;
 
 use crate::error::IntoPy;
 
-/// Set the number of threads of later searches; `None` goes back to the default.
+/// Set the number of threads of later searches; `None` resets to the default.
 #[pyfunction]
 #[pyo3(signature = (num_threads))]
 fn set_num_threads(num_threads: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
@@ -37,13 +37,13 @@ fn set_num_threads(num_threads: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
     Ok(())
 }
 
-/// Threads that a search uses unless told otherwise.
+/// The default number of threads of a search.
 #[pyfunction]
 fn get_num_threads() -> PyResult<usize> {
     exactknn_core::num_threads().into_py()
 }
 
-/// The SIMD level that searches use.
+/// The SIMD level of new searches.
 #[pyfunction]
 fn simd_level() -> PyResult<&'static str> {
     Ok(exactknn_core::active_level().into_py()?.level().name())
@@ -55,14 +55,14 @@ fn available_simd_levels() -> Vec<&'static str> {
     exactknn_core::Level::available().into_iter().map(exactknn_core::Level::name).collect()
 }
 
-/// Make searches use this SIMD level; `None` goes back to the environment or the best.
+/// Set the SIMD level of new searches; `None` resets to the environment or the best.
 #[pyfunction]
 #[pyo3(signature = (level))]
 fn set_simd_level(level: Option<&str>) -> PyResult<()> {
     exactknn_core::set_level(level).into_py()
 }
 
-/// Operations a second of one thread, for benchmarks: the peak of the level's instructions, or with `dim` its microkernel.
+/// Operations per second of one thread, for benchmarks: the peak of the level's instructions, or with `dim` its microkernel.
 #[pyfunction]
 #[pyo3(signature = (codes, dim=None))]
 fn measure(py: Python<'_>, codes: &str, dim: Option<usize>) -> PyResult<Option<f64>> {
@@ -90,8 +90,8 @@ fn build_info(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     Ok(info)
 }
 
-/// Load NumPy's C interface now. Its first use runs Python code and aborts on any exception raised there; Ctrl-C would be
-/// one. Signal handlers run on the main thread only, so another thread does it.
+/// Load NumPy's C interface now. Its first use runs Python code and aborts the process on any exception, such as that of
+/// Ctrl-C. Signal handlers run on the main thread only, so it is loaded on another thread.
 fn load_numpy(py: Python<'_>) -> PyResult<()> {
     py.import("numpy")?;
     py.detach(|| {
@@ -105,7 +105,7 @@ fn load_numpy(py: Python<'_>) -> PyResult<()> {
     .ok_or_else(|| PyImportError::new_err("exactknn cannot use the C interface of the installed NumPy"))
 }
 
-/// Threads as the core takes them, or `ValueError`.
+/// A number of threads.
 pub(crate) type Threads = NonZero<usize>;
 
 #[pymodule(gil_used = false)]

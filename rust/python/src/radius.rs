@@ -1,4 +1,4 @@
-//! `_core.radius`: arguments in, compressed rows out.
+//! `_core.radius`: arguments in, CSR out.
 
 use exactknn_core::{Argument, Metric, RadiusOptions, RadiusSearch, RowOrder, SelfRule, Within, active_level};
 use numpy::{IntoPyArray, PyUntypedArray};
@@ -11,12 +11,12 @@ use crate::error::IntoPy;
 use crate::interrupt;
 use crate::references::References;
 
-/// What a search by radius asks, whatever the type of the rows.
+/// The arguments of a search by radius, for any element type.
 #[derive(Clone, Copy)]
 pub(crate) struct Call<'a> {
     pub(crate) radius: f64,
     pub(crate) exclude: SelfRule<'a>,
-    /// Reference rows before it are not searched.
+    /// The first reference row that is searched.
     pub(crate) from_row: usize,
     pub(crate) distances: bool,
     pub(crate) sort: bool,
@@ -24,7 +24,7 @@ pub(crate) struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
-    /// The options of the core.
+    /// The options for the core.
     pub(crate) fn options(&self, metric: Metric) -> PyResult<RadiusOptions<'a>> {
         let Self { radius, exclude, from_row, distances: values, sort, threads } = *self;
         let order = if sort { RowOrder::Value } else { RowOrder::Row };
@@ -33,7 +33,7 @@ impl<'a> Call<'a> {
     }
 }
 
-/// Row pointer, reference rows and, when wanted, distances.
+/// Row pointer, reference rows and, if requested, distances.
 pub(crate) type Answer = (Py<PyAny>, Py<PyAny>, Option<Py<PyAny>>);
 
 /// The reference rows within a radius of each query row.

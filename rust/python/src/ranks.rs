@@ -1,4 +1,4 @@
-//! `_core.ranks`: arguments in, ranks as compressed rows out.
+//! `_core.ranks`: arguments in, ranks in CSR form out.
 
 use exactknn_core::{Argument, Groups, Metric, RankOptions, RankSearch, Ranks, SelfRule, active_level};
 use numpy::{IntoPyArray, PyReadonlyArray1, PyUntypedArray};
@@ -11,7 +11,7 @@ use crate::error::IntoPy;
 use crate::interrupt;
 use crate::references::References;
 
-/// What a search for ranks asks, whatever the type of the rows.
+/// The arguments of a search for ranks, for any element type.
 #[derive(Clone, Copy)]
 pub(crate) struct Call<'a> {
     pub(crate) groups: Groups<'a>,
@@ -20,13 +20,13 @@ pub(crate) struct Call<'a> {
 }
 
 impl Call<'_> {
-    /// The options of the core.
+    /// The options for the core.
     pub(crate) fn options(&self, metric: Metric) -> PyResult<RankOptions<'static>> {
         Ok(RankOptions { metric, exclude: self.exclude, simd: active_level().into_py()?, threads: self.threads })
     }
 }
 
-/// The arrays that name each query's target rows, borrowed.
+/// The arrays of each query's target rows, borrowed.
 pub(crate) struct GroupArrays<'py> {
     query_group: PyReadonlyArray1<'py, i64>,
     offsets: PyReadonlyArray1<'py, i64>,

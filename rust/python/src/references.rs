@@ -1,4 +1,4 @@
-//! `_core.References`: rows that many calls search; their panels are made by the first call that needs them, and kept.
+//! `_core.References`: rows for many calls, with a cache of their panels, which the first call that needs them packs.
 
 use exactknn_core::{Argument, Metric, PanelCache};
 use numpy::{PyReadonlyArray2, PyUntypedArray, PyUntypedArrayMethods};
@@ -8,7 +8,7 @@ use crate::args::{self, SelfRows, count, self_rule, threads, with_element};
 use crate::array::{Kind, Stored, borrow, common_kind, kind, matrix};
 use crate::{knn, radius, ranks};
 
-/// The references of one call: rows, metric, and the panels kept of them, if any.
+/// The references of one call: rows, metric, and their panel cache, if there is one.
 #[derive(Clone, Copy)]
 pub(crate) struct References<'a, 'py> {
     pub(crate) rows: &'a Bound<'py, PyUntypedArray>,
@@ -22,7 +22,7 @@ impl<'a, 'py> References<'a, 'py> {
         Self { rows, metric, cache: None }
     }
 
-    /// The references of the core; `borrowed` are the rows.
+    /// The references for the core; `borrowed` are the rows.
     pub(crate) fn matrix<'m, E: Stored>(
         &self,
         borrowed: &'m PyReadonlyArray2<'_, E::Storage>,
@@ -38,7 +38,7 @@ impl<'a, 'py> References<'a, 'py> {
     }
 }
 
-/// Rows that many calls search. They must not change while they are searched.
+/// References for many calls. The rows must not change as long as this object exists.
 #[pyclass(name = "References", module = "exactknn._core", frozen)]
 pub(crate) struct PyReferences {
     rows: Py<PyUntypedArray>,
@@ -52,7 +52,7 @@ impl PyReferences {
         References { rows, metric: self.cache.metric(), cache: Some(&self.cache) }
     }
 
-    /// The rows, once queries of the same type were given.
+    /// The rows, or an error if the queries are of another type.
     fn rows<'a, 'py>(&'a self, query: &Bound<'py, PyUntypedArray>) -> PyResult<&'a Bound<'py, PyUntypedArray>> {
         let rows = self.rows.bind(query.py());
         common_kind(query, rows, self.bfloat16)?;
@@ -68,7 +68,7 @@ impl PyReferences {
         let cache = PanelCache::new(args::metric(metric, p)?);
         let kind = kind(reference, Argument::Reference, bfloat16)?;
         with_element!(kind, E => {
-            // Refused now rather than by the first search.
+            // Refuse invalid rows here and not in the first search.
             matrix::<E>(&borrow::<E>(reference, Argument::Reference)?, Argument::Reference)?;
         });
         Ok(Self { rows: reference.clone().unbind(), kind, bfloat16, cache })
@@ -80,7 +80,7 @@ impl PyReferences {
         self.rows.bind(py).shape()[0]
     }
 
-    /// How often the rows were packed: once for each kernel that a search has used.
+    /// How often the rows were packed: once per kernel that a search has used.
     #[getter]
     fn packings(&self) -> usize {
         self.cache.packings()
@@ -107,7 +107,7 @@ impl PyReferences {
         with_element!(self.kind, E => knn::knn::<E>(query, references, call, progress))
     }
 
-    /// All rows within a radius of each query, as compressed rows.
+    /// All rows within a radius of each query, in CSR form.
     #[pyo3(signature = (
         query, r, *, exclude_self=false, first_query=None, self_rows=None, from_row=None, return_distances=true, sort=true,
         num_threads=None, progress=None
