@@ -1,6 +1,6 @@
-//! Rows that are hard for a search, and the levels to run at: what all tests of the core share.
+//! Shared by all tests of the core: rows that are hard for a search, and the levels to test.
 
-#![allow(dead_code, unreachable_pub, missing_docs, reason = "each test takes what it needs")]
+#![allow(dead_code, unreachable_pub, missing_docs, reason = "no test uses everything")]
 
 use exactknn_core::{Level, Metric, Simd};
 use proptest::prelude::*;
@@ -30,14 +30,14 @@ impl Random {
     }
 }
 
-/// What the rows look like. Each kind has broken some library or some bound.
+/// A kind of rows. Each kind has broken some library or some bound.
 #[derive(Debug, Clone, Copy)]
 pub enum Rows {
     Normal,
     Unit,
     /// Small integers: most distances are tied.
     Grid,
-    /// A few distinct rows, many times over.
+    /// A few distinct rows, repeated many times.
     Duplicates,
     /// All coordinates of a row equal.
     Constant,
@@ -49,15 +49,15 @@ pub enum Rows {
     /// Squares overflow float32.
     Huge,
     Sparse,
-    /// One row a billion times larger than the rest.
+    /// One row a billion times larger than the others.
     OneGiant,
-    /// One coordinate a million times larger than the rest.
+    /// One coordinate a million times larger than the others.
     OneCoordinate,
     /// Rows that differ in their last bits only.
     LastBits,
-    /// Every power of two from the smallest float32 up.
+    /// Powers of two across the range of float32.
     ManyScales,
-    /// Subnormal float32 numbers.
+    /// Denormal float32 numbers.
     Subnormal,
 }
 
@@ -80,7 +80,7 @@ pub const KINDS: [Rows; 16] = [
     Rows::Subnormal,
 ];
 
-/// Every metric, the one with an exponent at some: by products with and without a root, by powers, and far from 1.
+/// Every metric; Minkowski with exponents that need products, a root, powers, and with one far from 1.
 pub fn metrics() -> Vec<Metric> {
     Metric::ALL.into_iter().chain(minkowski(&PRODUCTS)).chain(minkowski(&POWERS)).collect()
 }
@@ -92,7 +92,7 @@ fn minkowski(exponents: &[f64]) -> Vec<Metric> {
     exponents.iter().map(|&p| Metric::minkowski(p).expect("above 0")).collect()
 }
 
-/// One of [`metrics`]; those that take powers are slow, so they come less often.
+/// One of [`metrics`]; those with powers are slow, so they are less frequent.
 pub fn any_metric() -> impl Strategy<Value = Metric> {
     let of = |metrics: Vec<Metric>| prop::sample::select(metrics);
     prop_oneof![18 => of(Metric::ALL.to_vec()), 4 => of(minkowski(&PRODUCTS)), 2 => of(minkowski(&POWERS))]
@@ -161,7 +161,7 @@ pub fn levels() -> Vec<Simd> {
     let wanted = std::env::var("EXACTKNN_TEST_LEVELS").unwrap_or_default();
     for name in wanted.split(',').filter(|name| !name.is_empty()) {
         let level = Level::ALL.into_iter().find(|level| level.name() == name).expect("a level's name");
-        assert!(level.is_available(), "this CPU lacks {name}, which EXACTKNN_TEST_LEVELS asks for");
+        assert!(level.is_available(), "this CPU lacks {name}, which EXACTKNN_TEST_LEVELS requires");
     }
     Level::ALL
         .into_iter()

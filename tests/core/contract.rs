@@ -1,8 +1,7 @@
-//! The exactness contract, held at every level against the oracle: same rows, same bytes.
+//! The exactness contract, compared with the oracle at every level: same rows, same bytes.
 //!
-//! One harness, [`check`], runs a case at every level that this CPU has, with 1, 2 and 3 threads, and all at once as well
-//! as one query at a time. Levels that the CPU lacks are printed; `EXACTKNN_TEST_LEVELS=avx512` makes their absence a
-//! failure.
+//! The harness [`check`] runs a case at every available level, with 1, 2 and 3 threads, all queries together and each alone.
+//! Unavailable levels are printed; `EXACTKNN_TEST_LEVELS=avx512` turns their absence into a failure.
 
 use std::num::NonZero;
 
@@ -35,7 +34,7 @@ fn run<E: Element>(
     pool.pool().install(|| search.run(&Monitor::new()))
 }
 
-/// The same with references that come in blocks of up to `most` rows; half-way the search goes on in another one.
+/// The same with references in blocks of up to `most` rows, and with a checkpoint halfway.
 fn run_by_blocks<E: Element>(
     query: &[Vec<E>],
     references: &[Vec<E>],
@@ -69,7 +68,7 @@ fn run_by_blocks<E: Element>(
     search.result::<E>()
 }
 
-/// The same with an index of several parts, some of them packed; the queries widened as far as the references are.
+/// The same with an index of several segments, some of them sealed; the queries have the widened type.
 fn run_by_index<E: Element + Stored>(
     query: &[Vec<E>],
     references: &[Vec<E>],
@@ -98,7 +97,7 @@ fn run_by_index<E: Element + Stored>(
 }
 
 fn bits<T: exactknn_core::Output>(found: &Neighbours<T>) -> (Vec<String>, Vec<i64>) {
-    // Debug output of a float is unique for its bits, the sign of zero included.
+    // Debug output is unique for the bits of a float, including the sign of zero.
     (found.values.iter().map(|value| format!("{value:?}")).collect(), found.rows.clone())
 }
 
@@ -110,7 +109,7 @@ fn check<E: Element + Stored>(query: &[Vec<E>], references: &[Vec<E>], k: usize,
             let found = run(query, references, k, metric, exclude_self, simd, threads).expect("a good search");
             assert_eq!(bits(&found), truth, "{:?}, {threads} threads, {metric:?}", simd.level());
         }
-        // Few blocks and many; each of another size.
+        // Few blocks and many, of different sizes.
         for most in [references.len().div_ceil(3), 90] {
             let found = run_by_blocks(query, references, k, metric, exclude_self, simd, most).expect("a good search");
             assert_eq!(bits(&found), truth, "{:?}, blocks of up to {most}, {metric:?}", simd.level());
@@ -128,7 +127,7 @@ fn check<E: Element + Stored>(query: &[Vec<E>], references: &[Vec<E>], k: usize,
     }
 }
 
-/// Queries and references as numbers of one type, within its range.
+/// Convert queries and references to one type, scaled to its range, and check.
 fn check_as(kind: Type, query: &[Vec<f64>], references: &[Vec<f64>], k: usize, metric: Metric, exclude_self: bool) {
     match kind {
         Type::F32 => {
@@ -181,14 +180,14 @@ proptest! {
     }
 }
 
-/// Every kind of rows through the filtered path, whatever the random cases hit.
+/// Every kind of rows through the filter, independent of the random cases.
 #[test]
 fn every_kind_of_rows_is_filtered_exactly() {
     for (i, kind) in KINDS.into_iter().enumerate() {
         for (dim, k) in [(3, 5), (64, 10), (130, 1)] {
             let mut random = Random(i as u64 * 100 + dim as u64);
             let data = rows(kind, 900, dim, &mut random);
-            // The oracle's powers are slow: wide rows go through those of the property test above.
+            // The oracle's powers are slow: wide rows are left to the property test above.
             let metrics = if dim < 50 { metrics() } else { Metric::ALL.to_vec() };
             for metric in metrics {
                 check_as(Type::F32, &data[..25], &data, k, metric, true);
@@ -200,7 +199,7 @@ fn every_kind_of_rows_is_filtered_exactly() {
 
 /// k = n - 1 in a self-search, k = n otherwise.
 #[test]
-fn k_may_take_all() {
+fn k_may_be_all_references() {
     let data = rows(Rows::Grid, 60, 4, &mut Random(1));
     check_as(Type::F32, &data, &data, 59, Metric::SqEuclidean, true);
     check_as(Type::F32, &data[..9], &data, 60, Metric::InnerProduct, false);
@@ -226,7 +225,7 @@ fn prefixes_and_zero_columns() {
     }
 }
 
-/// Values beyond float32: the answer is infinite or zero, the order is that of float64.
+/// Values out of the range of float32: infinite or zero in the result, ordered by float64.
 #[test]
 fn values_out_of_range_keep_their_order() {
     for scale in [1e20f32, 1e-30] {
@@ -255,10 +254,10 @@ fn run_self(data: &[f32], own: bool, queries: usize, dim: usize, options: Option
     PoolHandle::get(options.threads).expect("a pool").pool().install(|| search.run(&Monitor::new())).expect("finite")
 }
 
-/// Enough rows among themselves for tiles that serve both sides: the bytes of the ordinary way, and the oracle's where looked
-/// at. References may go on behind the queries; k 50 and the inner product take the ordinary way either way.
+/// A self-search that is large enough for symmetric tiles has the bytes of a search in a copy, and of the oracle for some
+/// queries. There may be more references than queries; k 50 and the inner product use no symmetric tiles.
 #[test]
-fn self_search_by_tiles() {
+fn self_search_by_symmetric_tiles() {
     for (i, (kind, dim, queries, references, metric, ks)) in [
         (Rows::Normal, 33, 4500, 4500, Metric::SqEuclidean, &[1, 7, 50][..]),
         (Rows::Normal, 130, 4200, 4300, Metric::Euclidean, &[5]),
@@ -275,7 +274,7 @@ fn self_search_by_tiles() {
         let data = convert(&rows(kind, references, dim, &mut Random(40 + i as u64)), |x| x as f32);
         let flat = data.concat();
         for &k in ks {
-            // The best level alone: small tiles are tried at every level where they are written.
+            // At the best level only: `symmetric.rs` tests small blocks at every level.
             let simd = levels().pop().expect("at least one");
             let options = |threads| Options {
                 k,
@@ -291,7 +290,7 @@ fn self_search_by_tiles() {
             }
             let (values, rows) = truth;
             for i in (1..queries).step_by(queries / 3) {
-                // One more than asked for, and self taken out of them.
+                // One more than k, without the own row.
                 let oracle = oracle::knn(metric, &data[i..=i], &data, k + 1, false);
                 let oracle = oracle.rows.iter().zip(&oracle.values).filter(|(row, _)| **row != i as i64).take(k);
                 for (at, (row, value)) in oracle.enumerate() {
@@ -308,7 +307,7 @@ fn refusal<E: Element>(query: &[Vec<E>], references: &[Vec<E>], k: usize, exclud
 }
 
 #[test]
-fn what_cannot_be_answered_is_refused() {
+fn invalid_arguments_are_refused() {
     let data = convert(&rows(Rows::Normal, 400, 3, &mut Random(3)), |x| x as f32);
     assert_eq!(refusal(&data, &data, 401, false), Error::KTooLarge { k: 401, references: 400 });
     assert_eq!(refusal(&data, &data, 400, true), Error::KTooLargeWithoutSelf { k: 400, references: 400 });
@@ -345,7 +344,7 @@ fn a_cancelled_search_stops() {
     }
 }
 
-/// Splits of the references, blocks and merges: few queries, many references, ties across every border.
+/// Splits of the references, blocks and merges: few queries, many references, ties across all boundaries.
 #[test]
 fn ties_across_splits_and_blocks() {
     let mut random = Random(5);
@@ -356,8 +355,8 @@ fn ties_across_splits_and_blocks() {
     }
 }
 
-/// Float64 rows whose squares leave the range of float64 on either side: many queries (filtered) answer as each alone does
-/// (direct), whatever the clusters near the centre look like.
+/// Float64 rows whose squares overflow or underflow: many queries (filtered) have the results of each query alone (direct),
+/// for all kinds of clusters near the centre.
 #[test]
 fn float64_at_the_ends_of_its_range() {
     for (bulk, near, query) in [
@@ -400,9 +399,9 @@ fn float64_at_the_ends_of_its_range() {
     }
 }
 
-/// Errors of a block name the row of the whole.
+/// Errors of a block name the row among all references.
 #[test]
-fn a_bad_block_is_named_by_its_row_in_the_whole() {
+fn a_bad_row_of_a_block_is_named_by_its_row_among_all() {
     let simd = levels()[0];
     let threads = NonZero::new(1).expect("positive");
     for k in [0, 1, 4] {
@@ -424,7 +423,7 @@ fn a_bad_block_is_named_by_its_row_in_the_whole() {
     }
 }
 
-/// A state that no search can have reached is refused.
+/// A checkpoint that no search can have is refused.
 #[test]
 fn a_bad_state_is_refused() {
     let simd = levels()[0];

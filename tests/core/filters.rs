@@ -1,8 +1,8 @@
-//! Every way of leaving rows out, driven to its edges: the answer is the oracle's, and the report names the filter at work.
+//! Every filter at its limits: the result is the oracle's, and the report names the filter.
 //!
-//! Which way a search takes depends on its sizes and its data (`plan`): with one or two queries every pair is measured,
-//! with up to 32 the rows are read as they lie, with more they are packed, in 8 bits where the level has them. From k 8 on
-//! floors come from a sample of the references, in panels of up to 32 rows, one in eight.
+//! The filter depends on sizes and data (`plan`): with one or two queries every pair gets its float64 value, with up to 32
+//! queries the rows are unpacked, with more they are packed, in 8 bits if the level has an int8 kernel. For k of 8 and more,
+//! initial floors come from a sample of the references, one in eight of the panels of up to 32 rows.
 
 use std::num::NonZero;
 
@@ -23,7 +23,7 @@ struct Case<'a, E> {
 }
 
 impl<E: Element> Case<'_, E> {
-    /// The answer at one level, and the filter that the search ended with.
+    /// The result at one level, and the last filter of the search.
     fn run(&self, simd: Simd, threads: usize) -> Result<(Neighbours<E::Output>, &'static str), Error> {
         let dim = self.references[0].len();
         let (query, references) = (self.query.concat(), self.references.concat());
@@ -38,14 +38,14 @@ impl<E: Element> Case<'_, E> {
         Ok((found, monitor.report().filter))
     }
 
-    /// The oracle's bytes at every level and with every number of threads; the filter is the one that `wanted` names.
+    /// The oracle's bytes at every level and with every number of threads, and the filter that `wanted` returns.
     fn check(&self, threads: &[usize], wanted: impl Fn(Level) -> Option<&'static str>) {
         let truth = oracle::knn(self.metric, self.query, self.references, self.k, self.exclude_self);
         for simd in levels() {
             for &threads in threads {
                 let place = format!("{:?}, {threads} threads, {:?}, k {}", simd.level(), self.metric, self.k);
                 let (found, filter) = self.run(simd, threads).expect("a good search");
-                // Debug output of a float is unique for its bits, the sign of zero included.
+                // Debug output is unique for the bits of a float, including the sign of zero.
                 assert_eq!(format!("{:?}", found.values), format!("{:?}", truth.values), "{place}");
                 assert_eq!(found.rows, truth.rows, "{place}");
                 if let Some(wanted) = wanted(simd.level()) {
@@ -71,10 +71,10 @@ fn levels_have_their_names() {
     assert_eq!(names, ["scalar", "avx2", "avxvnni", "avx512", "avx512vnni"]);
 }
 
-/// All k nearest in the first panel, which belongs to the sample: what the sample suggests is too sharp for every query, and
-/// each has to be searched again. With k 8 they fit the narrowest panel, with k 30 the widest.
+/// All k nearest are in the first panel, which belongs to the sample: the floor of the sample is too high for every query,
+/// and each is searched again. With k 8 they fit in the narrowest panel, with k 30 in the widest.
 #[test]
-fn a_sample_that_holds_all_nearest_is_found_out() {
+fn a_floor_that_is_too_high_is_detected() {
     for (k, near) in [(8, 8), (30, 32)] {
         let mut random = Random(k as u64);
         let mut data = rows(Rows::Normal, 3000, 6, &mut random);
@@ -87,9 +87,9 @@ fn a_sample_that_holds_all_nearest_is_found_out() {
     }
 }
 
-/// No neighbour in the sample: what it suggests is far too low, which costs time and nothing else.
+/// No neighbour is in the sample: the floor of the sample is far too low, which only costs time.
 #[test]
-fn a_sample_that_holds_no_neighbour_is_good_enough() {
+fn a_floor_that_is_too_low_is_harmless() {
     let mut random = Random(7);
     let mut data = rows(Rows::Normal, 3000, 6, &mut random);
     // Panels of 8, 16 and 32 rows: none of these rows is in a panel whose number is a multiple of 8.
@@ -108,8 +108,8 @@ fn a_sample_that_holds_no_neighbour_is_good_enough() {
     }
 }
 
-/// References sorted by distance, nearest first and last, and in runs that repeat with the stride of the sample; searched by
-/// strangers and among themselves.
+/// References sorted by distance, nearest first and last, and periodic with the stride of the sample; with other queries and
+/// as a self-search.
 #[test]
 fn sorted_references_mislead_no_sample() {
     for order in 0..4 {
@@ -124,20 +124,19 @@ fn sorted_references_mislead_no_sample() {
                 vec![size as f32 * 0.25, (i % 7) as f32 * 0.001, 1.0]
             })
             .collect();
-        let strangers: Vec<Vec<f32>> = (0..40).map(|i| vec![i as f32 * 0.11, 0.0, 1.0]).collect();
+        let others: Vec<Vec<f32>> = (0..40).map(|i| vec![i as f32 * 0.11, 0.0, 1.0]).collect();
         for k in [8, 40, 150] {
             let metric = Metric::SqEuclidean;
-            Case { query: &strangers, references: &references, k, metric, exclude_self: false }
-                .check(&[1, 2], |_| None);
+            Case { query: &others, references: &references, k, metric, exclude_self: false }.check(&[1, 2], |_| None);
             Case { query: &references[..40], references: &references, k, metric, exclude_self: true }
                 .check(&[1], |_| None);
         }
     }
 }
 
-/// Few queries against rows as they lie, for every metric and kind of rows.
+/// Few queries and unpacked rows, for every metric and kind of rows.
 #[test]
-fn few_queries_are_answered_from_rows_as_they_lie() {
+fn few_queries_are_searched_in_unpacked_rows() {
     for (i, kind) in KINDS.into_iter().enumerate() {
         let mut random = Random(i as u64);
         let dim = [1, 3, 17, 64][i % 4];
@@ -163,7 +162,7 @@ fn kind_is_ordinary(kind: Rows) -> bool {
 }
 
 fn first_bad<E: Element>(to: impl Fn(f64) -> E, queries: usize, dim: usize, metric: Metric, value: f64) {
-    // Zeros: every other column of a bad row agrees with the queries.
+    // Zeros: all other columns of a bad row equal those of the queries.
     for kind in [Rows::Normal, Rows::AllEqual] {
         let mut data = rows(kind, 700, dim, &mut Random(queries as u64));
         if matches!(kind, Rows::AllEqual) {
@@ -188,7 +187,7 @@ fn first_bad<E: Element>(to: impl Fn(f64) -> E, queries: usize, dim: usize, metr
     }
 }
 
-/// The first bad row is named on every way, whatever its other columns hold.
+/// Every filter names the first bad row, independent of its other columns.
 #[test]
 fn the_first_row_that_is_not_finite_is_named() {
     for metric in Metric::ALL {
@@ -227,9 +226,9 @@ fn squares_out_of_range_and_zero_rows() {
     }
 }
 
-/// Two clusters far apart: 8 bits tell the clusters apart and nothing within them, float32 does.
+/// Two distant clusters: 8 bits separate the clusters but not the rows within them, float32 does both.
 #[test]
-fn coarse_codes_are_given_up_where_they_do_not_pay() {
+fn int8_steps_down_to_float32_if_it_does_not_pay() {
     let mut random = Random(11);
     let mut data = rows(Rows::Normal, 2000, 32, &mut random);
     data.iter_mut().enumerate().for_each(|(i, row)| row[0] = if i % 2 == 0 { 100.0 } else { -100.0 });
@@ -238,9 +237,9 @@ fn coarse_codes_are_given_up_where_they_do_not_pay() {
     case.check(&[1], |_| Some("float32"));
 }
 
-/// All rows equal: no filter leaves anything out, so all are given up. Ties that a filter can work with are not a reason.
+/// All rows are equal: no filter rejects anything, so the search steps down to none. Ties alone are not a reason to.
 #[test]
-fn a_filter_is_given_up_where_everything_survives() {
+fn a_filter_that_rejects_nothing_is_replaced() {
     for metric in Metric::ALL {
         let equal = vec![vec![0.3f32, -1.7, 2.9]; 600];
         Case { query: &equal[..250], references: &equal, k: 4, metric, exclude_self: true }
@@ -262,12 +261,12 @@ fn a_huge_column_costs_time_only() {
     }
 }
 
-/// The widest rows in 8 bits, and the first that are too wide.
+/// The widest rows for int8, and the first that are too wide.
 #[test]
 fn the_widest_rows_in_8_bits() {
     for dim in [65_536, 65_537] {
         let mut random = Random(dim as u64);
-        // All codes at their ends: the largest sums of products.
+        // All codes at their limits: the largest sums of products.
         let data: Vec<Vec<f32>> = (0..200)
             .map(|i| {
                 let sign = if i % 2 == 0 { 1.0 } else { -1.0 };
@@ -291,7 +290,7 @@ fn finite(bits: u64) -> f64 {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Any bits at all, or those of a few neighbouring sizes; enough rows for filters and samples to run.
+    /// Any bits, or numbers of similar magnitudes; enough rows for filters and samples.
     #[test]
     fn any_bits_are_searched_exactly(
         seed: u64,
@@ -311,7 +310,7 @@ proptest! {
                 (0..dim)
                     .map(|c| {
                         let bits = random.bits();
-                        // With equal columns only the last bits of a row differ from those of others.
+                        // With equal columns, rows differ in their last bits only.
                         let mantissa = if equal_columns { common[c] & 0x7f_fff0 | bits & 0xf } else { bits & 0x7f_ffff };
                         let exponent = if equal_columns { base } else { (base + (bits >> 40) % exponents).min(254) };
                         let sign = if equal_columns { common[c] >> 32 } else { bits >> 32 } & 1;

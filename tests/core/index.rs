@@ -1,5 +1,5 @@
-//! An index, held at every level against a plain list of rows and the oracle: same rows, same bytes, whatever was added,
-//! removed, saved and loaded before.
+//! An index, compared with a plain list of rows and the oracle at every level: same rows, same bytes, after any sequence of
+//! adding, removing, saving and loading.
 
 use std::fs;
 use std::num::NonZero;
@@ -16,7 +16,7 @@ use crate::common::{KINDS, Random, Type, any_metric, convert, levels, rows, type
 
 const THREADS: NonZero<usize> = NonZero::new(2).expect("positive");
 
-/// A file that is gone when the test is over.
+/// A file that is removed at the end of the test.
 struct Temporary(PathBuf);
 
 impl Temporary {
@@ -31,7 +31,7 @@ impl Drop for Temporary {
     }
 }
 
-/// An index, and what it should hold.
+/// An index, and its expected rows.
 struct Pair<E: Element + Stored> {
     index: Index<E>,
     rows: Vec<Vec<E>>,
@@ -57,7 +57,7 @@ impl<E: Element + Stored> Pair<E> {
         self.rows.retain(|_| !places.next().expect("a place for each row"));
     }
 
-    /// Search by number and by radius, for queries of the rows' own type and widened.
+    /// Search for the k nearest and by radius, with queries of the rows' type and widened.
     fn check(&self, queries_as_rows: &[Vec<E>], k: usize, exclude_self: bool, simd: Simd)
     where
         E::Output: Into<f64>,
@@ -141,7 +141,7 @@ where
                 pair.index.save(&file.0, simd, 2, &Monitor::new()).expect("a good file");
                 let saved = Saved::open(&file.0).expect("a good file");
                 pair.index = Index::load(&saved).expect("a good file").sealed_at(64);
-                // By kernels that find their codes in the file, and by some that do not.
+                // With kernels whose codes are in the file, and with others.
                 pair.check(&all[..3], k, false, other);
             }
         }
@@ -182,9 +182,9 @@ proptest! {
     }
 }
 
-/// A damaged byte is found by whoever needs it, or changes nothing.
+/// A damaged byte is an error when it is used, or has no effect.
 #[test]
-fn a_flipped_byte_gives_no_wrong_answer() {
+fn a_flipped_byte_gives_no_wrong_result() {
     let mut random = Random(7);
     let all = convert(&rows(KINDS[0], 3000, 24, &mut random), |x| x as f32);
     for simd in levels() {
@@ -199,31 +199,31 @@ fn a_flipped_byte_gives_no_wrong_answer() {
         let numbers = query.concat();
         let query = QueryRef::Same(MatrixRef::new(&numbers, query.len(), 24, Argument::Query).expect("a good matrix"));
         let options = Options { k: 5, metric: Metric::SqEuclidean, exclude: SelfRule::None, simd, threads: THREADS };
-        let answer = |bytes: &[u8]| {
+        let search = |bytes: &[u8]| {
             fs::write(&file.0, bytes).expect("our file");
             let index = Index::<f32>::load(&Saved::open(&file.0)?)?;
             index.snapshot().search(query, options, &Monitor::new())
         };
-        let truth = answer(&good).expect("a good file");
+        let truth = search(&good).expect("a good file");
         let mut found = 0;
         for _ in 0..60 {
             let mut bytes = good.clone();
             bytes[random.below(good.len())] ^= 1 << random.below(8);
-            match answer(&bytes) {
-                Ok(neighbours) => assert_eq!(neighbours, truth, "a wrong answer"),
+            match search(&bytes) {
+                Ok(neighbours) => assert_eq!(neighbours, truth, "a wrong result"),
                 Err(error) => {
                     found += 1;
                     assert!(matches!(error, Error::BadFile { .. }), "{error}");
                 }
             }
         }
-        assert!(found > 10, "{found} of 60: the answer needs a good part of the file");
+        assert!(found > 10, "{found} of 60: the result depends on a good part of the file");
     }
 }
 
-/// What is mapped takes no memory of the index, also once it has been used.
+/// Mapped rows and codes do not count as memory of the index, also after they have been used.
 #[test]
-fn what_lies_in_a_file_does_not_count_as_memory() {
+fn mapped_rows_and_codes_do_not_count_as_memory() {
     let mut random = Random(11);
     let all = convert(&rows(KINDS[0], 2000, 32, &mut random), |x| x as f32);
     for simd in levels() {
@@ -233,17 +233,17 @@ fn what_lies_in_a_file_does_not_count_as_memory() {
         let file = Temporary::new(&format!("bytes-{:?}", simd.level()));
         pair.index.save(&file.0, simd, 2, &Monitor::new()).expect("a good file");
         pair.index = Index::load(&Saved::open(&file.0).expect("a good file")).expect("a good file");
-        assert_eq!(pair.index.bytes(), 0, "nobody has asked for anything");
+        assert_eq!(pair.index.bytes(), 0, "nothing has been used");
         pair.check(&all[..50], 3, false, simd);
         let bytes = pair.index.bytes();
         assert!((2000 * 8..2000 * 32).contains(&bytes), "{bytes}: offset and scale of each row, but no codes");
     }
 }
 
-/// Rows that come one by one leave no room behind that nobody will use.
+/// A segment that grew row by row has no unused capacity once it is sealed.
 #[test]
-fn a_full_part_has_no_room_left() {
-    // Of no filter, so that no panels are made.
+fn a_sealed_segment_has_no_spare_capacity() {
+    // A metric without a filter, so that no panels are made.
     let metric = Metric::minkowski(0.5).expect("above 0");
     let mut pair = Pair::new(3, metric);
     pair.add(&vec![vec![0.5f32; 3]; 3], levels()[0]);
@@ -253,7 +253,7 @@ fn a_full_part_has_no_room_left() {
     assert_eq!(pair.index.bytes(), 64 * 3 * 4);
 }
 
-/// Whoever cancels an addition finds the index as it was.
+/// A cancelled addition leaves the index unchanged.
 #[test]
 fn a_cancelled_addition_adds_nothing() {
     let numbers = [0.5f32; 200];
@@ -267,9 +267,9 @@ fn a_cancelled_addition_adds_nothing() {
     }
 }
 
-/// Searches that run while rows come and go answer for the rows of one moment.
+/// A search during changes returns the results of one state of the index.
 #[test]
-fn searches_and_changes_do_not_meet() {
+fn searches_are_isolated_from_changes() {
     let simd = *levels().last().expect("a level");
     let mut random = Random(3);
     let all = convert(&rows(KINDS[0], 1200, 8, &mut random), |x| x as f32);
@@ -296,13 +296,13 @@ fn searches_and_changes_do_not_meet() {
             let mask: Vec<bool> = (0..count).map(|row| row > 0 && row % 97 == step).collect();
             pair.index.remove(&mask).expect("a good mask");
         }
-        searching.join().expect("no wrong answer");
+        searching.join().expect("no wrong result");
     });
 }
 
-/// What an index refuses.
+/// The errors of an index.
 #[test]
-fn errors_say_what_is_wrong() {
+fn errors_name_the_argument() {
     let simd = levels()[0];
     assert!(matches!(Index::<f32>::new(0, Metric::Euclidean), Err(Error::NoColumns(_))));
     let mut pair = Pair::new(2, Metric::Euclidean);

@@ -1,4 +1,4 @@
-//! The tests of the core's public interface, in one binary: the core is compiled for them once.
+//! The tests of the core's public interface, as one binary, so that the core is linked once.
 
 mod common;
 mod contract;

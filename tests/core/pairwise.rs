@@ -1,4 +1,4 @@
-//! Values of pairs by position: at every level those that a search returns for the same two rows, to the byte.
+//! Values of pairs by position: at every level the same bytes as a search returns for the two rows.
 
 use std::num::NonZero;
 use std::slice::from_ref;
@@ -27,7 +27,7 @@ fn run<E: Element>(
     PoolHandle::get(threads)?.pool().install(|| pairs.run(&Monitor::new()))
 }
 
-/// Debug output of a float is unique for its bits, the sign of zero included.
+/// Debug output is unique for the bits of a float, including the sign of zero.
 fn bits<T: Output>(values: &[T]) -> Vec<String> {
     values.iter().map(|value| format!("{value:?}")).collect()
 }
@@ -85,7 +85,7 @@ fn no_pairs_have_no_values() {
 }
 
 #[test]
-fn what_cannot_be_measured_is_refused() {
+fn invalid_arguments_are_refused() {
     let simd = Simd::new(Level::Scalar).expect("always there");
     let refusal = |q: &[Vec<f32>], r: &[Vec<f32>]| run(q, r, Metric::Cosine, simd, 2).expect_err("must be refused");
     let data = convert(&rows(Rows::Normal, 3000, 5, &mut Random(3)), |x| x as f32);
@@ -103,7 +103,7 @@ fn what_cannot_be_measured_is_refused() {
 }
 
 #[test]
-fn a_cancelled_call_stops_and_a_finished_one_says_so() {
+fn a_cancelled_call_stops_and_a_finished_one_has_full_progress() {
     let data = vec![0.5f32; 3000 * 8];
     let matrix = MatrixRef::new(&data, 3000, 8, Argument::Query).expect("good");
     let simd = Simd::new(Level::Scalar).expect("always there");

@@ -1,5 +1,4 @@
-//! What all questions share: the rule for a query's own row, panels that are kept between searches, the filter that is
-//! reported and given up where it does not pay.
+//! Shared by all questions: the rule for a query's own row, panel caches, the reported filter, stepping down.
 
 use std::num::NonZero;
 
@@ -17,7 +16,7 @@ fn matrix<E>(numbers: &[E], dim: usize, argument: Argument) -> MatrixRef<'_, E> 
     MatrixRef::new(numbers, numbers.len() / dim, dim, argument).expect("a good matrix")
 }
 
-/// The neighbours of each query by the definition, without the row that it is.
+/// The neighbours of each query by definition, without its own row.
 fn without_own<E: Element>(
     metric: Metric,
     query: &[Vec<E>],
@@ -40,9 +39,9 @@ fn without_own<E: Element>(
 proptest! {
     #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Queries that begin anywhere in the reference, or are any of its rows, with and without kept panels.
+    /// Queries that start anywhere in the reference, or are any of its rows, with and without a panel cache.
     #[test]
-    fn a_query_never_meets_the_row_that_it_is(
+    fn a_query_never_returns_its_own_row(
         kind in 0..KINDS.len(),
         count in 2usize..420,
         dim in 1usize..30,
@@ -85,7 +84,7 @@ proptest! {
 }
 
 #[test]
-fn own_rows_that_do_not_exist_are_refused() {
+fn own_rows_outside_the_reference_are_refused() {
     let data = [0f32, 1.0, 2.0, 3.0];
     let (query, reference) = (matrix(&data[..2], 1, Argument::Query), matrix(&data, 1, Argument::Reference));
     let simd = levels()[0];
@@ -112,7 +111,7 @@ fn own_rows_that_do_not_exist_are_refused() {
 }
 
 #[test]
-fn kept_panels_are_for_one_metric_and_one_matrix() {
+fn a_panel_cache_is_for_one_metric_and_one_matrix() {
     let data = convert(&rows(Rows::Normal, 600, 8, &mut Random(1)), |x| x as f32).concat();
     let reference = matrix(&data, 8, Argument::Reference);
     let query = matrix(&data[..800], 8, Argument::Query);
@@ -130,7 +129,7 @@ fn kept_panels_are_for_one_metric_and_one_matrix() {
     assert!(matches!(search(matrix(&others, 8, Argument::Reference), Metric::SqEuclidean), Err(Error::Panic(_))));
 }
 
-/// A search for each question, and the filter that it reports with the number of rescored pairs.
+/// The reported filter and number of rescored pairs, of a search by radius and one for ranks.
 fn reports<E: Element>(query: &[E], reference: &[E], dim: usize, radius: f64, simd: Simd) -> [(&'static str, u64); 2] {
     let query = matrix(query, dim, Argument::Query);
     let reference = matrix(reference, dim, Argument::Reference);
@@ -148,9 +147,9 @@ fn reports<E: Element>(query: &[E], reference: &[E], dim: usize, radius: f64, si
     monitors.map(|monitor| (monitor.report().filter, monitor.report().rescored))
 }
 
-/// Two clusters far apart: 8 bits tell the clusters apart and nothing within them, float32 does.
+/// Two distant clusters: 8 bits separate the clusters but not the rows within them, float32 does both.
 #[test]
-fn radius_and_ranks_step_down_where_8_bits_do_not_pay_and_say_so() {
+fn radius_and_ranks_step_down_from_int8_and_report_it() {
     let mut data = rows(Rows::Normal, 2000, 32, &mut Random(11));
     data.iter_mut().enumerate().for_each(|(i, row)| row[0] = if i % 2 == 0 { 100.0 } else { -100.0 });
     let data = convert(&data, |x| x as f32).concat();
@@ -163,7 +162,7 @@ fn radius_and_ranks_step_down_where_8_bits_do_not_pay_and_say_so() {
 }
 
 #[test]
-fn radius_serves_few_queries_without_packing() {
+fn radius_of_few_queries_needs_no_packing() {
     let data = convert(&rows(Rows::Normal, 2000, 32, &mut Random(3)), |x| x as f32).concat();
     for simd in levels() {
         assert_eq!(reports(&data[..8 * 32], &data, 32, 30.0, simd)[0].0, "unpacked");
@@ -171,9 +170,9 @@ fn radius_serves_few_queries_without_packing() {
     }
 }
 
-/// Pairs are found once where blocks of queries skip the rows before them.
+/// With `from_row`, blocks of queries find each pair once.
 #[test]
-fn rows_before_the_first_are_not_searched() {
+fn rows_before_from_row_are_not_searched() {
     let data = convert(&rows(Rows::Grid, 700, 6, &mut Random(9)), |x| x as f32);
     let flat = data.concat();
     let reference = matrix(&flat, 6, Argument::Reference);
@@ -201,7 +200,7 @@ fn rows_before_the_first_are_not_searched() {
     }
 }
 
-/// An index of several segments, grown and sealed.
+/// An index of several segments, growing and sealed.
 #[test]
 fn ranks_in_an_index_are_those_of_its_rows() {
     let data = convert(&rows(Rows::Grid, 500, 7, &mut Random(21)), |x| x as f32);

@@ -1,7 +1,7 @@
-//! Search by radius, held at every level against the oracle: same rows, same bytes.
+//! Search by radius, compared with the oracle at every level: same rows, same bytes.
 //!
-//! [`check`] runs a case at every level, with 1 to 3 threads, with and without distances, in both orders. Radii are
-//! chosen to stand where an answer could go wrong: on a value that is returned, and on the float64 numbers beside it.
+//! [`check`] runs a case at every level, with 1 to 3 threads, with and without distances, in both orders. Radii are chosen
+//! where rounding decides: values that are returned, and the float64 numbers next to them.
 
 use std::num::NonZero;
 
@@ -43,7 +43,7 @@ fn run<E: Element>(
     PoolHandle::get(threads)?.pool().install(|| search.run(&Monitor::new()))
 }
 
-/// Everything that is returned; debug output of a float is unique for its bits, the sign of zero included.
+/// The complete result. Debug output is unique for the bits of a float, including the sign of zero.
 fn bits<T: Output>(found: &Within<T>) -> (Vec<i64>, Vec<i64>, Vec<String>) {
     (found.starts.clone(), found.rows.clone(), found.values.iter().map(|value| format!("{value:?}")).collect())
 }
@@ -84,7 +84,7 @@ where
     }
 }
 
-/// Which number is taken for the radius.
+/// A choice of the radius.
 #[derive(Debug, Clone, Copy)]
 enum Radius {
     /// The value of some pair: it is inside.
@@ -92,9 +92,9 @@ enum Radius {
     /// The float64 number above, or below, such a value.
     Above,
     Below,
-    /// Where some pair rounds up or down: the middle between its value and the next.
+    /// The midpoint between the value of some pair and the next number, where rounding changes direction.
     Middle,
-    /// A share of the values' range.
+    /// A fraction of the range of values.
     Plain,
     Zero,
 }
@@ -110,7 +110,7 @@ fn radii() -> impl Strategy<Value = Radius> {
     ]
 }
 
-/// A radius that `share` of the rows of the first query keep to.
+/// A radius with the fraction `share` of the rows inside, for the first query.
 fn radius_for<E: Element>(kind: Radius, metric: Metric, query: &[Vec<E>], references: &[Vec<E>], share: f64) -> f64
 where
     E::Output: Into<f64>,
@@ -129,7 +129,7 @@ where
     }
 }
 
-/// Queries and references as numbers of one type, within its range.
+/// Convert queries and references to one type, scaled to its range, and check.
 fn check_as(
     element: Type,
     query: &[Vec<f64>],
@@ -197,14 +197,14 @@ proptest! {
     }
 }
 
-/// Every kind of rows through the filtered path, with a radius on a value, whatever the random cases hit.
+/// Every kind of rows through the filter, with a radius on a value, independent of the random cases.
 #[test]
 fn every_kind_of_rows_is_filtered_exactly() {
     for (i, kind) in KINDS.into_iter().enumerate() {
         for (dim, share) in [(3, 0.01), (64, 0.3)] {
             let mut random = Random(i as u64 * 100 + dim as u64);
             let data = rows(kind, 400, dim, &mut random);
-            // The oracle's powers are slow: those of wide rows are left to the property test above.
+            // The oracle's powers are slow: wide rows are left to the property test above.
             let metrics = if dim < 50 { metrics() } else { Metric::ALL.to_vec() };
             for metric in metrics {
                 check_as(Type::F32, &data[..14], &data, metric, (Radius::Tie, share), true);
@@ -214,7 +214,7 @@ fn every_kind_of_rows_is_filtered_exactly() {
     }
 }
 
-/// The rows within the k-th value are the k nearest and those tied with the last of them, in the same order.
+/// The rows within the k-th value are the k nearest and the rows tied with the k-th, in the same order.
 #[test]
 fn the_k_nearest_are_within_the_kth_value() {
     let data = convert(&rows(Rows::Grid, 500, 4, &mut Random(2)), |x| x as f32);
@@ -233,7 +233,7 @@ fn the_k_nearest_are_within_the_kth_value() {
     }
 }
 
-/// Splits of the references, blocks and merges: few queries, many references, ties across every border.
+/// Splits of the references, blocks and merges: few queries, many references, ties across all boundaries.
 #[test]
 fn ties_across_splits_and_blocks() {
     let data = convert(&rows(Rows::Grid, 9000, 5, &mut Random(5)), |x| x as f32);
@@ -243,9 +243,9 @@ fn ties_across_splits_and_blocks() {
     }
 }
 
-/// What rounds to zero or to infinity is inside or outside by the number that is returned.
+/// Values that round to zero or infinity are inside or outside by the rounded number.
 #[test]
-fn the_returned_number_is_what_counts() {
+fn the_rounded_value_decides() {
     let squared = Metric::SqEuclidean;
     // Squares from 1e-60 to 1e76: the first ones are returned as 0, the last ones as infinity.
     let references: Vec<Vec<f32>> = (0..300).map(|i| vec![10f32.powi(i % 69 - 30), 0.0]).collect();
@@ -277,14 +277,14 @@ fn no_distance_is_within_a_negative_radius() {
 }
 
 #[test]
-fn the_ends_of_float64_are_answered() {
+fn squares_beyond_float64_are_compared_as_rounded() {
     for scale in [1e-170, 1e-160, 1e-5, 1e150, 1e156] {
         let data: Vec<Vec<f64>> = rows(Rows::Normal, 400, 3, &mut Random(6))
             .iter()
             .map(|row| row.iter().map(|x| x * scale).collect())
             .collect();
         for metric in [Metric::SqEuclidean, Metric::Cosine, Metric::NormalizedEuclidean] {
-            // The oracle squares as it is told; values that leave the range come out as 0 or infinity in both.
+            // The oracle squares without scaling: out of range, both give 0 or infinity.
             for share in [0.0, 0.1] {
                 if metric != Metric::SqEuclidean && !(1e-140..1e140).contains(&scale) {
                     continue;
@@ -295,9 +295,8 @@ fn the_ends_of_float64_are_answered() {
     }
 }
 
-/// Rows among themselves: one buffer searched in itself must answer as it does in a copy, of which nobody can know that each
-/// pair has two sides.
-fn check_among_themselves<E: Element>(data: &[Vec<E>], metric: Metric, r: f64) {
+/// A self-search has the results of a search in a copy, for which the upper triangle is not used.
+fn check_self_search<E: Element>(data: &[Vec<E>], metric: Metric, r: f64) {
     let (flat, copy, dim) = (data.concat(), data.concat(), data[0].len());
     let one = MatrixRef::new(&flat, data.len(), dim, Argument::Query).expect("good");
     let other = MatrixRef::new(&copy, data.len(), dim, Argument::Reference).expect("good");
@@ -327,23 +326,23 @@ fn check_among_themselves<E: Element>(data: &[Vec<E>], metric: Metric, r: f64) {
 }
 
 #[test]
-fn each_pair_of_rows_among_themselves_has_two_sides() {
+fn each_pair_of_a_self_search_is_in_both_lists() {
     let mut random = Random(7);
     let kinds = [Rows::Normal, Rows::Grid, Rows::Duplicates, Rows::FarFromOrigin, Rows::OneGiant, Rows::ManyScales];
     for (i, kind) in kinds.into_iter().enumerate() {
-        // Fewer rows than are worth it, and more, which do not fill their panels and chunks.
+        // Fewer rows than the upper triangle needs, and more, which do not fill their panels and chunks.
         let count = [1025, 1000, 1101][i % 3];
         let data = rows(kind, count, [3, 17, 40][i % 3], &mut random);
         let metric = Metric::ALL[i];
         let narrow = convert(&data, |x| x as f32);
         let share = [0.0, 0.01, 0.6][i / 2];
-        check_among_themselves(&narrow, metric, radius_for(Radius::Tie, metric, &narrow, &narrow, share));
+        check_self_search(&narrow, metric, radius_for(Radius::Tie, metric, &narrow, &narrow, share));
     }
     let wide = rows(Rows::Normal, 1030, 9, &mut random);
-    check_among_themselves(&wide, Metric::InnerProduct, 7.0);
-    check_among_themselves(&wide, Metric::Euclidean, radius_for(Radius::Tie, Metric::Euclidean, &wide, &wide, 0.02));
+    check_self_search(&wide, Metric::InnerProduct, 7.0);
+    check_self_search(&wide, Metric::Euclidean, radius_for(Radius::Tie, Metric::Euclidean, &wide, &wide, 0.02));
     let halves = convert(&rows(Rows::Normal, 1100, 20, &mut random), f16::from_f64);
-    check_among_themselves(&halves, Metric::CosineSimilarity, 0.3);
+    check_self_search(&halves, Metric::CosineSimilarity, 0.3);
 }
 
 fn refusal(query: &[Vec<f32>], references: &[Vec<f32>], r: f64, exclude_self: bool) -> Error {
@@ -353,13 +352,13 @@ fn refusal(query: &[Vec<f32>], references: &[Vec<f32>], r: f64, exclude_self: bo
 }
 
 #[test]
-fn what_cannot_be_answered_is_refused() {
+fn invalid_arguments_are_refused() {
     let data = convert(&rows(Rows::Normal, 400, 3, &mut Random(3)), |x| x as f32);
     assert_eq!(refusal(&data, &data[..9], 1.0, true), Error::ReferenceLacksQueries { queries: 400, references: 9 });
     assert_eq!(refusal(&data, &data, f64::INFINITY, false), Error::BadRadius { given: f64::INFINITY });
     assert!(matches!(refusal(&data, &data, f64::NAN, false), Error::BadRadius { .. }));
     for value in [f32::NAN, f32::INFINITY] {
-        // Direct, filtered, and an answer that is known to be empty.
+        // Direct, filtered, and with a result that is empty in advance.
         for (queries, r) in [(1, 1.0), (100, 1.0), (100, -1.0)] {
             let mut bad = data.clone();
             bad[311][2] = value;
@@ -376,7 +375,7 @@ fn what_cannot_be_answered_is_refused() {
 }
 
 #[test]
-fn a_cancelled_search_stops_and_a_finished_one_says_so() {
+fn a_cancelled_search_stops_and_a_finished_one_has_full_progress() {
     let data: Vec<f32> = (0..4000 * 8).map(|i| (i % 97) as f32).collect();
     let matrix = MatrixRef::new(&data, 4000, 8, Argument::Query).expect("good");
     let simd = Simd::new(Level::Scalar).expect("always there");

@@ -1,7 +1,7 @@
-//! Ranks of target rows, held at every level against the oracle, which sorts all references.
+//! Ranks of target rows, compared at every level with the oracle, which sorts all references.
 //!
-//! [`check`] runs a case at every level with 1 to 3 threads, and some queries alone. Targets are few, so that keys are
-//! compared with each, or many, so that rows are placed among them; or all rows, or none.
+//! [`check`] runs a case at every level with 1 to 3 threads, and some queries alone. There are few targets, which are
+//! compared with all keys, or many, which are searched for each key; or all rows are targets, or none.
 
 use std::num::NonZero;
 
@@ -13,7 +13,7 @@ use proptest::prelude::*;
 
 use crate::common::{KINDS, Random, Rows, Type, any_metric, convert, dims, levels, metrics, rows, types};
 
-/// Groups as they are passed.
+/// The arrays of groups.
 #[derive(Debug, Clone)]
 struct Lists {
     query_group: Vec<i64>,
@@ -82,7 +82,7 @@ fn check<E: Element>(
     }
 }
 
-/// Queries and references as numbers of one type, within its range.
+/// Convert queries and references to one type, scaled to its range, and check.
 fn check_as(
     element: Type,
     query: &[Vec<f64>],
@@ -108,7 +108,7 @@ fn check_as(
     }
 }
 
-/// Groups of random rows in random order: none, a few, a share or all of them.
+/// Groups of random rows in random order: none, few, a fraction or all of them.
 fn random_groups(references: usize, most: usize, random: &mut Random) -> Vec<Vec<usize>> {
     (0..4)
         .map(|group| {
@@ -165,14 +165,14 @@ proptest! {
     }
 }
 
-/// Every kind of rows through both ways of counting, whatever the random cases hit.
+/// Every kind of rows with both methods of counting, independent of the random cases.
 #[test]
 fn every_kind_of_rows_is_counted_exactly() {
     for (i, kind) in KINDS.into_iter().enumerate() {
         for dim in [3, 64] {
             let mut random = Random(i as u64 * 100 + dim as u64);
             let data = rows(kind, 500, dim, &mut random);
-            // The oracle's powers are slow: those of wide rows are left to the property test above.
+            // The oracle's powers are slow: wide rows are left to the property test above.
             let metrics = if dim < 50 { metrics() } else { Metric::ALL.to_vec() };
             let groups = [(0..500).step_by(61).collect(), (100..300).rev().collect()];
             let query_group: Vec<usize> = (0..14).map(|i| i % 2).collect();
@@ -185,16 +185,16 @@ fn every_kind_of_rows_is_counted_exactly() {
     }
 }
 
-/// Enough queries that some try a filter first, of 8 bits where the level has one; it lets everything through, or little.
+/// Enough queries for a probe, with int8 if the level has it; the filter leaves everything undecided, or little.
 #[test]
-fn a_filter_is_tried_and_left() {
+fn a_filter_is_probed_and_replaced() {
     for (kind, dim) in [(Rows::Grid, 4), (Rows::Normal, 16), (Rows::Duplicates, 20)] {
         let data = convert(&rows(kind, 1200, dim, &mut Random(8)), |x| x as f32);
         let groups: Vec<Vec<usize>> = (0..40).map(|class| (class..1200).step_by(40).collect()).collect();
         let query_group: Vec<usize> = (0..1200).map(|row| row % 40).collect();
         check(&data, &data, (&query_group, &groups), Metric::SqEuclidean, Some(0));
     }
-    // Close pairs far from each other: what is a target is near, and 8 bits suffice.
+    // Close pairs far from each other: the target is near, and 8 bits suffice.
     let centres = rows(Rows::Normal, 600, 24, &mut Random(9));
     let data: Vec<Vec<f32>> = (0..1200)
         .map(|i| centres[i / 2].iter().map(|x| (x * (1.0 + (i % 2) as f64 * 1e-3)) as f32).collect())
@@ -208,7 +208,7 @@ fn a_filter_is_tried_and_left() {
     assert_eq!(found.ranks, vec![1; 1200], "the other of the pair");
 }
 
-/// Splits of the references, blocks and merges: few queries, many references, ties across every border.
+/// Splits of the references, blocks and merges: few queries, many references, ties across all boundaries.
 #[test]
 fn ties_across_splits_and_blocks() {
     let data = convert(&rows(Rows::Grid, 9000, 5, &mut Random(5)), |x| x as f32);
@@ -221,7 +221,7 @@ fn ties_across_splits_and_blocks() {
     }
 }
 
-/// Rows so wide that a run of panels is shorter than a block of keys, and queries that no filter can judge.
+/// Rows so wide that a run of panels is shorter than a block of keys, and queries that cannot be filtered.
 #[test]
 fn queries_that_cannot_be_filtered_count_each_row_once() {
     for kind in [Rows::ManyScales, Rows::OneGiant, Rows::Huge] {
@@ -243,11 +243,11 @@ fn equal_rows_rank_by_number() {
     check(&data[..30], &data, (&[0, 1, 2].repeat(10), &groups), Metric::SqEuclidean, Some(0));
     let simd = Simd::new(Level::Scalar).expect("always there");
     let found = run((&data[4..7], &data[..]), &Lists::new(&[0, 0, 2], &groups), Metric::Cosine, Some(4), simd, 2);
-    // Query 5 is a target itself, and row 4 is not counted for query 4.
+    // Query 5 is a target itself; for query 4, row 4 is not counted.
     assert_eq!(found, Ok(Ranks { starts: vec![0, 3, 5, 5], ranks: vec![4, 5, 299, 4, 299] }));
 }
 
-/// What rounds to zero or to infinity ranks by its float64 value.
+/// Values that round to zero or infinity rank by their float64 value.
 #[test]
 fn values_beyond_float32_keep_their_order() {
     let references: Vec<Vec<f32>> = (0..300).map(|i| vec![10f32.powi((i * 7) % 69 - 30), 0.0]).collect();
@@ -285,7 +285,7 @@ fn refusal(query: &[Vec<f32>], references: &[Vec<f32>], lists: &Lists, first_row
 }
 
 #[test]
-fn what_cannot_be_answered_is_refused() {
+fn invalid_arguments_are_refused() {
     let data = convert(&rows(Rows::Normal, 400, 3, &mut Random(3)), |x| x as f32);
     let good = Lists::new(&[0; 400], &[vec![1, 2]]);
     for first_row in [1, 400, usize::MAX] {
@@ -311,7 +311,7 @@ fn what_cannot_be_answered_is_refused() {
 }
 
 #[test]
-fn groups_that_do_not_fit_are_refused() {
+fn inconsistent_groups_are_refused() {
     let data = convert(&rows(Rows::Normal, 5, 3, &mut Random(3)), |x| x as f32);
     for (query_group, offsets, rows, text) in [
         (vec![0; 5], vec![], vec![], "group_offsets must begin with 0, got no entries"),
@@ -352,7 +352,7 @@ fn groups_that_do_not_fit_are_refused() {
 }
 
 #[test]
-fn a_cancelled_search_stops_and_a_finished_one_says_so() {
+fn a_cancelled_search_stops_and_a_finished_one_has_full_progress() {
     let data: Vec<f32> = (0..4000 * 8).map(|i| (i % 97) as f32).collect();
     let matrix = MatrixRef::new(&data, 4000, 8, Argument::Query).expect("good");
     let simd = Simd::new(Level::Scalar).expect("always there");

@@ -1,9 +1,11 @@
-//! The file of a saved index: what was written comes back, and nothing else does.
+//! The file of a saved index: it returns what was written, or an error.
+
+mod writing;
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{Seek, SeekFrom, Write};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::catch_unwind;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -12,7 +14,7 @@ use exactknn_core::{Error, Monitor, Result, bf16, f16};
 
 use crate::common::Random;
 
-/// A folder that is gone when the test is over.
+/// A folder that is removed at the end of the test.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -51,7 +53,7 @@ fn save(path: &Path, tensors: Vec<Tensor<'_>>) -> Result<()> {
     write(path, &texts(&[("metric", "cosine"), ("a \"name\"\n", "\u{1f980} \\ \u{0}")]), tensors, &Monitor::new())
 }
 
-/// A little of everything: types, shapes, sizes that are and are not multiples of 64 bytes.
+/// Tensors of several types and shapes, whose sizes are and are not multiples of 64 bytes.
 fn small(path: &Path) {
     let tensors = vec![
         Tensor::of_slice("bytes", &[3], &[1u8, 2, 3]),
@@ -63,7 +65,7 @@ fn small(path: &Path) {
     save(path, tensors).expect("a good folder");
 }
 
-/// Everything that a file says, if all of it can be trusted.
+/// The complete contents of a file, if all of it is verified.
 fn all(path: &Path) -> Result<String> {
     let saved = Saved::open(path)?;
     saved.verify_all(&Monitor::new())?;
@@ -116,7 +118,7 @@ fn round_trip<T: Stored + PartialEq + std::fmt::Debug>(numbers: &[T]) {
 }
 
 #[test]
-fn every_type_comes_back() {
+fn every_type_is_restored() {
     round_trip(&[0u8, 1, 255]);
     round_trip(&[-128i8, 127]);
     round_trip(&[0u16, u16::MAX]);
@@ -160,7 +162,7 @@ fn tensors_begin_on_cache_lines_where_they_can() {
 }
 
 #[test]
-fn a_file_without_tensors_or_texts_is_one() {
+fn a_file_may_have_no_tensors_and_no_texts() {
     let folder = Folder::new();
     let path = folder.file("x");
     write(&path, &BTreeMap::new(), Vec::new(), &Monitor::new()).expect("a good folder");
@@ -170,7 +172,7 @@ fn a_file_without_tensors_or_texts_is_one() {
 }
 
 #[test]
-fn the_same_contents_give_the_same_bytes_in_whatever_pieces() {
+fn the_same_contents_give_the_same_bytes_in_pieces_of_any_size() {
     let folder = Folder::new();
     let numbers: Vec<u16> = (0..BLOCK + 12_345).map(|i| ((i * 7919) >> 3) as u16).collect();
     let path = folder.file("whole");
@@ -185,13 +187,13 @@ fn the_same_contents_give_the_same_bytes_in_whatever_pieces() {
 }
 
 #[test]
-fn no_flipped_bit_goes_unseen() {
+fn every_flipped_bit_is_detected() {
     let folder = Folder::new();
     let path = folder.file("x");
     small(&path);
     let truth = all(&path).expect("a good file");
     let good = fs::read(&path).expect("the file");
-    // In place, with nothing mapped: to write the whole file anew each time takes much longer.
+    // In place, while nothing is mapped: writing the whole file each time takes much longer.
     let mut file = fs::OpenOptions::new().write(true).open(&path).expect("our own file");
     let mut put = |position: usize, byte: u8| {
         file.seek(SeekFrom::Start(position as u64)).expect("a file that can be sought");
@@ -209,7 +211,7 @@ fn no_flipped_bit_goes_unseen() {
 }
 
 #[test]
-fn no_scrambled_file_is_believed() {
+fn every_scrambled_file_is_refused() {
     let folder = Folder::new();
     let path = folder.file("x");
     small(&path);
@@ -219,7 +221,7 @@ fn no_scrambled_file_is_believed() {
         let mut bytes = good.clone();
         let (from, to, len) = (random.below(bytes.len()), random.below(bytes.len()), 1 + random.below(40));
         match round % 3 {
-            // A piece of the file over another, removed, or once more.
+            // A piece of the file copied over another, removed, or inserted.
             0 => {
                 let len = len.min(bytes.len() - from.max(to));
                 bytes.copy_within(from..from + len, to);
@@ -264,7 +266,7 @@ fn safetensors(header: &str, data: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn other_files_are_told_from_damaged_ones() {
+fn errors_distinguish_other_files_from_damaged_ones() {
     let folder = Folder::new();
     let path = folder.file("x");
     small(&path);
@@ -313,7 +315,7 @@ fn other_files_are_told_from_damaged_ones() {
     assert!(text.starts_with("wanted the header that was written, found a damaged one ("), "{text}");
     let text = refusal(&edited("cosine", "cosinE"));
     assert!(text.starts_with("wanted checksum ") && text.ends_with(" (the file is damaged)"), "{text}");
-    // Sizes that no file has.
+    // Sizes that overflow.
     for shape in ["[18446744073709551615]", "[4294967296,4294967296]"] {
         let text = refusal(&edited("[2, 16]", shape));
         assert!(text.starts_with("wanted the header that was written, found a damaged one ("), "{text}");
@@ -325,151 +327,7 @@ fn other_files_are_told_from_damaged_ones() {
 }
 
 #[test]
-#[cfg(unix)]
-fn what_the_system_says_is_passed_on() {
-    let folder = Folder::new();
-    let code = |error: Error| match error {
-        Error::File { code, .. } => code,
-        other => panic!("not the system's: {other}"),
-    };
-    let missing = folder.file("missing");
-    assert_eq!(message(Saved::open(&missing), &missing), "could not open it: No such file or directory");
-    assert_eq!(code(Saved::open(&missing).expect_err("nothing there")), Some(2));
-    let into_missing = missing.join("x");
-    assert_eq!(
-        message(save(&into_missing, Vec::new()), &into_missing),
-        "could not make a file in its folder: No such file or directory"
-    );
-    assert_eq!(message(Saved::open(&folder.0), &folder.0), "could not open it: Is a directory");
-    assert_eq!(message(save(&folder.0, Vec::new()), &folder.0), "could not write to it: Is a directory");
-    let device = Path::new("/dev/null");
-    assert_eq!(message(Saved::open(device), device), "wanted a regular file, found a device or pipe");
-    assert_eq!(
-        message(save(device, Vec::new()), device),
-        "wanted a regular file or a free name, found a device or pipe"
-    );
-    let nameless = Path::new("");
-    assert_eq!(message(save(nameless, Vec::new()), nameless), "wanted the name of a file, found none");
-    assert_eq!(folder.names(), [""; 0]);
-}
-
-#[test]
-#[cfg(unix)]
-fn permissions_are_respected() {
-    use std::os::unix::fs::PermissionsExt;
-
-    let folder = Folder::new();
-    let path = folder.file("x");
-    small(&path);
-    let mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("our own");
-    assert_eq!(fs::metadata(&path).expect("the file").permissions().mode() & 0o600, 0o600);
-    mode(&path, 0o444);
-    if fs::OpenOptions::new().write(true).open(&path).is_ok() {
-        // The superuser may do anything.
-        return;
-    }
-    assert_eq!(message(save(&path, Vec::new()), &path), "could not write to it: Permission denied");
-    mode(&path, 0o000);
-    assert_eq!(message(Saved::open(&path), &path), "could not open it: Permission denied");
-    mode(&folder.0, 0o555);
-    let other = folder.file("y");
-    let refusal = message(save(&other, Vec::new()), &other);
-    mode(&folder.0, 0o755);
-    assert_eq!(refusal, "could not make a file in its folder: Permission denied");
-    assert_eq!(folder.names(), ["x"]);
-}
-
-#[test]
-fn whatever_interrupts_a_write_leaves_the_old_file_and_no_other() {
-    let folder = Folder::new();
-    let path = folder.file("x");
-    small(&path);
-    let old = fs::read(&path).expect("the file");
-    let big = vec![1u8; 2 * BLOCK + 5];
-    let unchanged = || {
-        assert_eq!(folder.names(), ["x"]);
-        assert!(fs::read(&path).expect("the file") == old);
-    };
-
-    let error = Error::BadThreads { given: "0".into(), origin: "" };
-    let failing = Tensor::new("n", &[big.len()], |push: Push<'_, u8>| {
-        push(&big[..BLOCK + 3])?;
-        assert_eq!(folder.names().len(), 2, "a temporary file beside the old one");
-        Err(error.clone())
-    });
-    assert_eq!(save(&path, vec![failing]), Err(error.clone()));
-    unchanged();
-
-    let panicking = Tensor::new("n", &[big.len()], |push: Push<'_, u8>| {
-        push(&big[..BLOCK + 3])?;
-        panic!("a bug")
-    });
-    assert!(catch_unwind(AssertUnwindSafe(|| save(&path, vec![panicking]))).is_err());
-    unchanged();
-
-    for given in [big.len() - 1, big.len() + 1, 0] {
-        let wrong = vec![1u8; given];
-        let outcome = save(&path, vec![Tensor::of_slice("n", &[big.len()], &wrong)]);
-        assert!(matches!(outcome, Err(Error::Panic(_))), "{outcome:?}");
-        unchanged();
-    }
-
-    let monitor = Monitor::new();
-    let cancelling = Tensor::new("n", &[big.len()], |push: Push<'_, u8>| {
-        push(&big[..BLOCK])?;
-        monitor.cancel();
-        push(&big[BLOCK..])
-    });
-    assert_eq!(write(&path, &BTreeMap::new(), vec![cancelling], &monitor), Err(Error::Cancelled));
-    unchanged();
-}
-
-#[test]
-fn reserved_and_doubled_names_are_refused_before_anything_is_written() {
-    let folder = Folder::new();
-    let path = folder.file("x");
-    let one = |name: &str| Tensor::of_slice(name, &[1], &[1u8]);
-    for tensors in [vec![one("checksums")], vec![one("__metadata__")], vec![one("a"), one("b"), one("a")]] {
-        assert!(matches!(save(&path, tensors), Err(Error::Panic(_))));
-    }
-    let huge = Tensor::of_slice::<u8>("n", &[usize::MAX, 2], &[]);
-    assert!(matches!(save(&path, vec![huge]), Err(Error::Panic(_))));
-    let halves = ["a", "b", "c"].map(|name| Tensor::of_slice::<u8>(name, &[usize::MAX / 2], &[]));
-    assert!(matches!(save(&path, halves.into()), Err(Error::Panic(_))));
-    for key in ["checksum", "format", "format_version", "exactknn_version"] {
-        let outcome = write(&path, &texts(&[(key, "x")]), Vec::new(), &Monitor::new());
-        assert!(matches!(outcome, Err(Error::Panic(_))), "{outcome:?}");
-    }
-    assert_eq!(folder.names(), [""; 0]);
-}
-
-#[test]
-fn an_open_file_may_be_replaced() {
-    let folder = Folder::new();
-    let path = folder.file("x");
-    save(&path, vec![Tensor::of_slice("n", &[3], &[1u8, 2, 3])]).expect("a good folder");
-    let old = Saved::open(&path).expect("a good file").tensor::<u8>("n").expect("bytes");
-    save(&path, vec![Tensor::of_slice("n", &[2], &[4u8, 5])]).expect("a good folder");
-    let new = Saved::open(&path).expect("a good file").tensor::<u8>("n").expect("bytes");
-    // A handle outlives the index that it came from, and goes to any thread.
-    let old = std::thread::spawn(move || old.clone()).join().expect("no panic");
-    assert_eq!((old.range(0..3), new.range(0..2)), (Ok(&[1u8, 2, 3][..]), Ok(&[4u8, 5][..])));
-}
-
-#[test]
-#[cfg(unix)]
-fn a_link_is_followed() {
-    let folder = Folder::new();
-    let (path, link) = (folder.file("x"), folder.file("link"));
-    small(&path);
-    std::os::unix::fs::symlink(&path, &link).expect("a link");
-    save(&link, vec![Tensor::of_slice("n", &[2], &[4u8, 5])]).expect("a good folder");
-    assert!(fs::symlink_metadata(&link).expect("the link").is_symlink());
-    assert_eq!(Saved::open(&path).expect("a good file").tensor::<u8>("n").expect("bytes").range(0..2), Ok(&[4, 5][..]));
-}
-
-#[test]
-fn damage_is_found_where_it_is_used_and_only_there() {
+fn damage_is_detected_on_use_and_only_there() {
     let folder = Folder::new();
     let path = folder.file("x");
     let numbers: Vec<u32> = (0..(5 * BLOCK / 8) as u32).collect();
@@ -485,11 +343,11 @@ fn damage_is_found_where_it_is_used_and_only_there() {
     for damaged in [per_block, per_block + 77, 2 * per_block - 1] {
         bytes[start + damaged * 4] ^= 0x10;
         fs::write(&path, &bytes).expect("our own file");
-        let saved = Saved::open(&path).expect("no tensor is looked at");
+        let saved = Saved::open(&path).expect("no tensor is read");
         let n = saved.tensor::<u32>("n").expect("numbers");
         assert_eq!(n.range(0..per_block), Ok(&numbers[..per_block]));
         assert_eq!(n.range(2 * per_block..n.len()), Ok(&numbers[2 * per_block..]));
-        assert_eq!(n.verify(damaged..damaged), Ok(()), "nothing of it is used");
+        assert_eq!(n.verify(damaged..damaged), Ok(()), "an empty range uses no block");
         for range in [per_block - 1..per_block + 1, damaged..damaged + 1, 2 * per_block - 1..2 * per_block, 0..n.len()]
         {
             for _ in 0..2 {
