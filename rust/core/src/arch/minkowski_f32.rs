@@ -38,6 +38,7 @@ trait Accumulate<const NR: usize> {
 #[inline(always)]
 fn fold<const NR: usize>(q: &[f32], r: &[f32], step: impl Accumulate<NR>) -> [[f32; NR]; MR] {
     let mut tile = [[0.0f32; NR]; MR];
+    // Panels are whole, so there are no remainders.
     let (q, _) = q.as_chunks::<MR>();
     let (r, _) = r.as_chunks::<NR>();
     for (q, r) in q.iter().zip(r) {
@@ -79,7 +80,7 @@ impl<const NR: usize> Accumulate<NR> for Max {
     #[inline(always)]
     fn take(&self, _: usize, largest: &mut [f32; NR], t: [f32; NR]) {
         for n in 0..NR {
-            // As a comparison and not `f32::max`, which also handles NaN and takes three instructions.
+            // A comparison, which is one instruction, and not `f32::max`, which also has to handle NaN.
             largest[n] = if t[n] > largest[n] { t[n] } else { largest[n] };
         }
     }
@@ -87,6 +88,7 @@ impl<const NR: usize> Accumulate<NR> for Max {
 
 /// Sums of powers of the differences times `inverse`.
 struct SumOfPowers<P, const NR: usize> {
+    /// One over the largest difference of each pair; 0 if that is negligible.
     inverse: [[f32; NR]; MR],
     power: P,
 }
@@ -178,6 +180,7 @@ struct Minkowski<P>(P);
 /// its inverse could be infinite.
 const NEGLIGIBLE: f32 = 1.0 / (1u128 << 120) as f32;
 
+/// `M (sum (t / M)^p)^(1/p)`, see the module header.
 impl<P: Powers> Shape for Minkowski<P> {
     #[inline(always)]
     fn tile<const NR: usize>(self, q: &[f32], r: &[f32]) -> [[f32; NR]; MR] {
@@ -193,6 +196,7 @@ impl<P: Powers> Shape for Minkowski<P> {
         let mut tile = [[0.0f32; NR]; MR];
         for m in 0..MR {
             for n in 0..NR {
+                // By logarithms for every exponent: once per pair, not per column.
                 let root = exp2(log2(sums[m][n]) * (1.0 / self.0.exponent()));
                 tile[m][n] = if largest[m][n] > NEGLIGIBLE { largest[m][n] * root } else { largest[m][n] };
             }
@@ -284,6 +288,7 @@ pub(crate) const WIDE: usize = 16;
 pub(crate) const NARROW: usize = 8;
 
 multiversion! {
+    /// The wide scan, compiled for each level. The narrow one runs only at levels without AVX2, so it needs no copies.
     fn scan_wide<S: Shape>(shape: S, query: &QueryPanel<'_, f32>, run: &PanelRun<'_, f32>, candidates: &mut CandidateLists) {
         scan::<S, WIDE>(shape, query, run, candidates);
     }
@@ -298,6 +303,7 @@ fn scan<S: Shape, const NR: usize>(
     candidates: &mut CandidateLists,
 ) {
     let panel_len = query.codes.len() / MR * NR;
+    // Of each query row, for the current panel.
     let mut thresholds = [0.0; MAX_MR];
     for p in run.start..run.end {
         if run.visit.skips(p) {
@@ -318,6 +324,7 @@ fn scan<S: Shape, const NR: usize>(
             if !any {
                 continue;
             }
+            // In ascending order, as from every kernel.
             for (n, distance) in distances.iter().enumerate() {
                 #[expect(clippy::neg_cmp_op_on_partial_ord, reason = "NaN must pass")]
                 if !(-distance < thresholds[m]) {

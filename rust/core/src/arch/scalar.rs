@@ -15,6 +15,7 @@ use crate::arch::kernel::{UNPACKED_LANES, UNPACKED_ROWS, UnpackedSums};
 #[derive(Clone, Copy)]
 struct Portable;
 
+/// Numbers in a vector: 128 bits, the least that the targets guarantee.
 const LANES: usize = 4;
 
 impl Vector for Portable {
@@ -28,6 +29,7 @@ impl Vector for Portable {
 
     #[inline(always)]
     fn load(self, numbers: &[f32]) -> [f32; LANES] {
+        // One check of the length, then an array without bounds checks.
         *numbers.first_chunk().expect("a vector of numbers")
     }
 
@@ -110,6 +112,7 @@ pub(super) fn unpacked_sums<const PRODUCTS: bool>(
     columns: &[[f32; UNPACKED_LANES]],
     rows: [&[f32]; UNPACKED_ROWS],
 ) -> UnpackedSums {
+    // Vectors for the sixteen queries.
     const PARTS: usize = UNPACKED_LANES / LANES;
     // Two rows at a time: eight vectors of sums, as in a tile. All four would need sixteen registers for sums alone.
     let [a, b, c, d] = rows;

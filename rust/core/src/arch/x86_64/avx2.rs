@@ -58,7 +58,7 @@ impl Vector for Avx2 {
     }
 }
 
-/// See [`Vector::report`]. Not forced inline: it is called rarely, and inlined it would take registers from the tile.
+/// See [`Vector::report`]. Not forced inline: it is called rarely.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn report(candidates: &mut CandidateLists, m: usize, first: u32, mut over: u32, keys: __m256) {

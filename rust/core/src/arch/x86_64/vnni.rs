@@ -90,6 +90,7 @@ impl Products for Avx512Vnni {
 pub(crate) struct AvxVnniI8(pub(crate) AvxVnni);
 
 impl AvxVnniI8 {
+    // Associated constants, so that they can be arguments of `generic::scan` inside the functions below.
     const MR: usize = 6;
     const NR: usize = 2 * avx2::LANES;
 }
@@ -110,6 +111,7 @@ impl Microkernel for AvxVnniI8 {
         ) {
             generic::scan::<_, { AvxVnniI8::MR }, { AvxVnniI8::NR }, ROWS>(token, query, run, None, candidates);
         }
+        // A constant number of rows per variant: sums in registers need indices that are known at compile time.
         // SAFETY: the token in `self` proves AVX2, FMA and AVX-VNNI.
         unsafe {
             match query.thresholds.rows {
@@ -165,6 +167,7 @@ impl Microkernel for Avx512VnniI8 {
             transposed: &Transposed<'_>,
             candidates: &mut CandidateLists,
         ) {
+            // Always all rows: blocks of a self-search fill their panels.
             const MR: usize = Avx512VnniI8::MR;
             generic::scan::<_, MR, { Avx512VnniI8::NR }, MR>(token, query, run, Some(transposed), candidates);
         }
