@@ -1,4 +1,4 @@
-"""``python -m exactknn``: the same as the command ``exactknn``."""
+"""``python -m exactknn`` runs the command ``exactknn``."""
 
 import sys
 

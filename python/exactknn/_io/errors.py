@@ -1,10 +1,10 @@
-"""The error that every refused file raises."""
+"""The error for an invalid file."""
 
 from __future__ import annotations
 
 
 class FileError(ValueError):
-    """A file cannot be used; the text is one line, begins with the path and says what was wanted."""
+    """A file is invalid; the text is one line that begins with the path and says what was expected."""
 
 
 def one_line(error: BaseException) -> str:

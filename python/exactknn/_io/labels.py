@@ -1,11 +1,11 @@
-"""The class of each row, from a file.
+"""Reads the class of each row from a file.
 
 ::
 
-    L.npy  L.npz[:name]          (one 1-D array)     --- npy ---+
-    L.txt  L.csv                 (one label a line)  -----------+--> array of integers, floats or text
+    L.npy  L.npz[:name]          (one 1-D array)       --- npy ---+
+    L.txt  L.csv                 (one label per line)  -----------+--> array of integers, floats or text
 
-Refusals are `FileError`, as for vectors.
+Errors are `FileError`, as for vectors.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from exactknn._io.npy import check_possible, map_npy_array, read_npz_array
 from exactknn._io.paths import size_of, split_array_name
 
 LABEL_SUFFIXES = (".npy", ".npz", ".txt", ".csv")
-"""What `read_labels` reads."""
+"""Suffixes that `read_labels` accepts."""
 
 Array = npt.NDArray[Any]
 
 
 def read_labels(path: str) -> Array:
-    """Read the class of each row.
+    """Return the class of each row.
 
     Args:
         path: a file with one of `LABEL_SUFFIXES`. ``.npy`` and ``.npz`` hold one 1-D array of integers, booleans,
-            floats or text; ``file.npz:name`` chooses an array of an archive with several. ``.txt`` and ``.csv`` hold
-            UTF-8 text, one label a line; in a ``.csv`` file a label may stand in quotes.
+            floats or text; ``file.npz:name`` selects one of several arrays. ``.txt`` and ``.csv`` hold UTF-8 text, one
+            label per line; labels in a ``.csv`` file may be quoted.
 
     Returns:
-        ``(n,)``, of the type in the file; the lines of a text file as text, each exactly as it stands there.
+        ``(n,)``, of the type in the file; the lines of a text file unchanged, as text.
 
     Raises:
-        FileError: the file is missing, empty, cut short, of an unknown kind, or holds something else than labels.
+        FileError: the file is missing, empty, truncated, of an unknown kind, or does not hold labels.
     """
     name, array_name = split_array_name(path)
     source = Path(name)
     suffix = source.suffix.lower()
     if suffix not in LABEL_SUFFIXES:
-        raise FileError(f"{path}: unknown suffix {suffix!r} for labels; wanted one of {', '.join(LABEL_SUFFIXES)}")
+        raise FileError(f"{path}: unknown suffix {suffix!r} for labels; expected one of {', '.join(LABEL_SUFFIXES)}")
     try:
         size = size_of(source, path)
         if suffix == ".npy":
@@ -59,29 +59,29 @@ def read_labels(path: str) -> Array:
         raise FileError(f"{path}: cannot be read: {error.strerror or error}") from error
     if labels.dtype.kind == "f" and np.isnan(labels).any():
         row = int(np.flatnonzero(np.isnan(labels))[0])
-        raise FileError(f"{path}: the label of row {row} is NaN, which equals no label, not even itself")
+        raise FileError(f"{path}: the label of row {row} is NaN, which equals nothing, not even itself")
     if labels.dtype.kind == "U":
         _check_characters(labels, path)
     return labels
 
 
 def _check_characters(labels: Array, path: str) -> None:
-    """Refuse text of a NumPy file that no text file could hold, and that cannot be written again."""
+    """Reject invalid code points in a NumPy file: no text file can hold them, so they could not be written."""
     codes = np.ascontiguousarray(labels, dtype=labels.dtype.newbyteorder("=")).view(np.uint32)
     bad = ((codes >= 0xD800) & (codes <= 0xDFFF)) | (codes > 0x10FFFF)
     if bad.any():
         first = int(np.flatnonzero(bad)[0])
         row = first // (len(codes) // len(labels))
-        raise FileError(f"{path}: the label of row {row} holds {codes[first]:#x}, which is no character")
+        raise FileError(f"{path}: the label of row {row} holds {codes[first]:#x}, which is not a Unicode character")
 
 
 def _check_labels(shape: tuple[int, ...], dtype: np.dtype[Any], path: str) -> None:
     if dtype.hasobject:
-        raise FileError(f"{path}: an array of Python objects, which is never unpickled; wanted numbers or text")
+        raise FileError(f"{path}: holds pickled Python objects, which are never loaded; expected numbers or text")
     if dtype.kind not in "biufU" or dtype.itemsize == 0:
-        raise FileError(f"{path}: holds {dtype.name} values; wanted labels: integers, booleans, floats or text")
+        raise FileError(f"{path}: holds {dtype.name} values; expected labels: integers, booleans, floats or text")
     if len(shape) != 1:
-        raise FileError(f"{path}: a {len(shape)}-D array of shape {shape}; wanted 1-D, one label per row")
+        raise FileError(f"{path}: a {len(shape)}-D array of shape {shape}; expected 1-D, one label per row")
     check_possible(shape, path)
 
 
@@ -92,10 +92,11 @@ def _labels_of_lines(source: Path, path: str, split: Callable[[IO[str], str], It
     except UnicodeDecodeError as error:
         raise FileError(f"{path}: is not UTF-8 text: byte {error.object[error.start]:#04x}") from error
     for i, label in enumerate(labels):
-        # NumPy's text ends before its last null characters, so two labels could become one.
+        # NumPy strips trailing null characters, so two labels could become equal.
         if not label or "\0" in label:
             raise FileError(
-                f"{path}: label {i + 1} {'holds a null character' if label else 'is empty'}; wanted one label a line"
+                f"{path}: label {i + 1} {'holds a null character' if label else 'is empty'}; "
+                "expected one label per line"
             )
     return np.array(labels, dtype=np.str_)
 
@@ -109,7 +110,7 @@ def _fields(stream: IO[str], path: str) -> Iterator[str]:
     try:
         for fields in reader:
             if len(fields) > 1:
-                raise FileError(f"{path}: line {reader.line_num} has {len(fields)} fields; wanted one label a line")
+                raise FileError(f"{path}: line {reader.line_num} has {len(fields)} fields; expected one label per line")
             yield fields[0] if fields else ""
     except csv.Error as error:
         raise FileError(f"{path}: line {reader.line_num}: {one_line(error)}") from error

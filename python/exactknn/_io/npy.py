@@ -1,4 +1,4 @@
-"""NumPy's formats: ``.npy`` mapped, ``.npz`` read, neither trusted nor unpickled."""
+"""NumPy's formats: ``.npy`` is memory-mapped, ``.npz`` is read; neither is trusted or unpickled."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from exactknn._io.errors import FileError, one_line
 
 _NPY_MAGIC = b"\x93NUMPY"
 
-# A version 1 header is at most 65,535 bytes and its prefix 10; NumPy itself refuses to evaluate more than 10,000.
+# A version 1 header has at most 65,535 bytes and its prefix 10; NumPy itself evaluates at most 10,000.
 _NPY_HEADER_BYTES = 1 << 17
 
-# Rows go through memory in pieces of about this size, so that a conversion never needs a second copy of the whole.
+# Rows are converted in pieces of about this size, so that a conversion never needs a second copy of the whole.
 BLOCK_BYTES = 1 << 24
 Array = npt.NDArray[Any]
 
-# Refuses the shape and the type of an array, named by its path, before its values are read.
+# Validates the shape and type of an array, named by its path, before its values are read.
 Check = Callable[[tuple[int, ...], np.dtype[Any], str], None]
 
 
 def map_npy_array(source: Path, path: str, size: int, check: Check) -> Array:
-    """Map the array of a file once ``check`` has not refused its shape and type."""
+    """Return the memory-mapped array of a file whose shape and type pass ``check``."""
     with source.open("rb") as stream:
         head = stream.read(_NPY_HEADER_BYTES)
     shape, fortran, dtype, offset = _npy_header(head, path)
@@ -44,17 +44,17 @@ def map_npy_array(source: Path, path: str, size: int, check: Check) -> Array:
 
 
 def read_npz_array(source: Path, path: str, array_name: str | None, check: Check) -> Array:
-    """Read one array of an archive; its members may be compressed, so they are read and not mapped.
+    """Return one array of an archive; its members may be compressed, so they are read, not memory-mapped.
 
     Args:
         source: the file.
-        path: what the messages call it.
+        path: its name in error messages.
         array_name: which array; None: the only one.
-        check: refuses the shape and the type of the array, given with ``path``, before its values are read.
+        check: validates the shape and type of the array, given with ``path``, before its values are read.
 
     Raises:
         FileError: the archive or the array cannot be read.
-        OSError: nor can the file.
+        OSError: the file cannot be read.
     """
     try:
         with zipfile.ZipFile(source) as archive:
@@ -66,10 +66,10 @@ def read_npz_array(source: Path, path: str, array_name: str | None, check: Check
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        # A damaged directory of the archive sends zipfile to a place before the beginning of the file.
+        # With a damaged archive directory, zipfile seeks to a negative offset.
         raise FileError(f"{path}: the archive cannot be read: {one_line(error)}") from error
-    # It also reaches zipfile's decoding and seeking (ValueError, IndexError, struct.error).
-    # RuntimeError: encrypted; its NotImplementedError: a compression this Python lacks.
+    # ValueError, IndexError and struct.error: damage found by zipfile while decoding and seeking.
+    # RuntimeError: encrypted; its subclass NotImplementedError: a compression that this Python lacks.
     except (
         zipfile.BadZipFile,
         zlib.error,
@@ -107,28 +107,28 @@ def _read_npz_member(stream: IO[bytes], path: str, member: zipfile.ZipInfo, chec
     wanted = math.prod(shape) * dtype.itemsize
     check_length(path, member.file_size - offset, wanted, f"an array {shape} of {dtype.name}")
     buffer = bytearray(head[offset:])
-    while piece := stream.read(BLOCK_BYTES):  # to the end, where zipfile compares the checksum
+    while piece := stream.read(BLOCK_BYTES):  # to the end, where zipfile verifies the checksum
         buffer += piece
     check_length(path, len(buffer), wanted, f"an array {shape} of {dtype.name}")
     return np.frombuffer(buffer, dtype=dtype).reshape(shape, order="F" if fortran else "C")
 
 
 def _npy_header(head: bytes, path: str) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
-    """Parse the beginning of a .npy file: shape, whether in Fortran order, dtype, offset of the values."""
+    """Return shape, whether in Fortran order, dtype and offset of the values, parsed from the head of a .npy file."""
     if not head.startswith(_NPY_MAGIC):
-        raise FileError(f"{path}: not a .npy array: it begins with {head[:6]!r}, wanted {_NPY_MAGIC!r}")
+        raise FileError(f"{path}: not a .npy array: it begins with {head[:6]!r}, expected {_NPY_MAGIC!r}")
     stream = io.BytesIO(head)
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     try:
         version = np.lib.format.read_magic(stream)
         if version not in readers:
-            raise FileError(f"{path}: .npy format {version[0]}.{version[1]}; plain arrays have 1.0 or 2.0")
+            raise FileError(f"{path}: .npy format {version[0]}.{version[1]}; expected 1.0 or 2.0, as for plain arrays")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about headers of Python 2, which are read all the same
+            warnings.simplefilter("ignore")  # headers written by Python 2 are accepted
             shape, fortran, dtype = readers[version](stream)
     except FileError:
         raise
-    # A damaged header goes through NumPy's literal_eval and tokenizer, which have all of these to say about it.
+    # NumPy parses the header with literal_eval and a tokenizer, which raise all of these for a damaged one.
     except (ValueError, SyntaxError, TypeError, KeyError, IndexError, OverflowError) as error:
         raise FileError(f"{path}: the .npy header cannot be read: {one_line(error)}") from error
     except (tokenize.TokenError, RecursionError, MemoryError, AttributeError) as error:
@@ -138,14 +138,14 @@ def _npy_header(head: bytes, path: str) -> tuple[tuple[int, ...], bool, np.dtype
 
 def check_possible(shape: tuple[int, ...], path: str) -> None:
     if min(shape) < 0:
-        raise FileError(f"{path}: the header gives the shape {shape}, which is not possible")
+        raise FileError(f"{path}: the header gives the impossible shape {shape}")
 
 
 def check_length(path: str, present: int, wanted: int, what: str, hint: str = "") -> None:
     if present < wanted:
         raise FileError(
             f"{path}: the file is cut short: the header announces {what} ({wanted} bytes), "
-            f"{max(present, 0)} are there{hint}"
+            f"found {max(present, 0)} bytes{hint}"
         )
     if present > wanted:
         raise FileError(
@@ -159,6 +159,6 @@ def map_values(source: Path, dtype: np.dtype[Any], offset: int, shape: tuple[int
         return np.empty(shape, dtype)
     try:
         mapped: Array = np.memmap(source, dtype=dtype, mode="r", offset=offset, shape=shape, order=order)  # type: ignore[call-overload]
-    except ValueError as error:  # it has become shorter since its size was read
+    except ValueError as error:  # truncated since its size was read
         raise FileError(f"{source}: cannot be mapped into memory: {one_line(error)}") from error
     return np.asarray(mapped)

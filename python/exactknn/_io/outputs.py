@@ -1,4 +1,4 @@
-"""Result files: neighbours, distances, ground truth and pairs, each put in place whole."""
+"""Result files: neighbours, distances, ground truth and pairs, each written atomically."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ from exactknn._io.npy import (
 )
 
 RESULT_SUFFIXES = (".npz", ".ivecs", ".ibin")
-"""What neighbours can be written to."""
+"""Suffixes of the formats for neighbours."""
 
 DISTANCE_SUFFIXES = (".fbin", ".fvecs")
-"""What distances alone can be written to."""
+"""Suffixes of the formats for distances alone."""
 
 PAIR_SUFFIXES = (".csv", ".npz")
-"""What matching pairs can be written to."""
+"""Suffixes of the formats for matching pairs."""
 
-# Lines of text that are made at once.
+# Lines of text formatted at a time.
 _LINES = 1 << 15
 _INT32_MAX = 2**31 - 1
 _INT32_RESULTS = (".ivecs", ".ibin", ".bin")
 
 
 class OutputFile:
-    """A result file that appears whole or not at all.
+    """A result file that appears complete or not at all.
 
-    A temporary file is made in the folder of `path` at once, so a folder that cannot be written is found before the
-    search and not after it. `finish` and then `commit` put it in place; leaving the context without them removes it.
+    A temporary file is created at once in the folder of `path`, so a folder without write permission is an error before
+    the search. `finish` and then `commit` put it in place; leaving the context without them removes it.
     """
 
     def __init__(self, path: str) -> None:
-        """Make the temporary file.
+        """Create the temporary file.
 
         Raises:
             FileError: the folder of `path` is missing or cannot be written, or `path` is a folder.
         """
         self.path = path
-        # Through a symbolic link: replace what it points at, and keep the link.
+        # A symbolic link is kept: its target is replaced.
         self._target = Path(os.path.realpath(path))
         folder = self._target.parent
         if self._target.is_dir():
@@ -65,13 +65,13 @@ class OutputFile:
         self._committed = False
 
     def finish(self) -> None:
-        """Bring what was written to the disk; whatever can fail for want of room has failed after this."""
+        """Flush to disk; after this, a full disk can no longer cause a failure."""
         self.stream.flush()
         os.fsync(self.stream.fileno())
         self.stream.close()
 
     def commit(self) -> None:
-        """Give the finished file its name, in one step, replacing what had it."""
+        """Rename the finished file into place, atomically, replacing an existing file."""
         os.replace(self._temporary, self._target)
         self._committed = True
 
@@ -90,14 +90,14 @@ class OutputFile:
 
 
 def check_indices_fit(reference_rows: int, path: str, suffix: str) -> None:
-    """Refuse a format of 32-bit ids when row numbers of the reference may not fit.
+    """Reject a format with 32-bit ids if row numbers of the reference may not fit.
 
     Raises:
         FileError: `suffix` is ``.ivecs``, ``.ibin`` or ``.bin`` and `reference_rows` is above 2**31.
     """
     if suffix in _INT32_RESULTS and reference_rows - 1 > _INT32_MAX:
         raise FileError(
-            f"{path}: row numbers up to {reference_rows - 1} do not fit the int32 of {suffix}; wanted an .npz output"
+            f"{path}: row numbers up to {reference_rows - 1} do not fit the int32 of {suffix}; expected an .npz output"
         )
 
 
@@ -106,7 +106,7 @@ def write_neighbours(stream: IO[bytes], suffix: str, distances: Array, indices: 
 
     Args:
         stream: binary, writable, at its beginning.
-        suffix: ``.npz`` keeps both arrays as they are; ``.ivecs`` and ``.ibin`` keep the indices as int32.
+        suffix: ``.npz`` stores both arrays unchanged; ``.ivecs`` and ``.ibin`` store the indices as int32.
         distances: shape (n, k).
         indices: shape (n, k), int64.
 
@@ -144,7 +144,7 @@ def write_matrix(stream: IO[bytes], suffix: str, matrix: Array) -> None:
 
 
 def write_truth(stream: IO[bytes], distances: Array, indices: Array) -> None:
-    """Write a ground truth as ``.bin``: what ``.ibin`` holds, then the distances (float32).
+    """Write a ground truth as ``.bin``: the content of ``.ibin``, then the distances (float32).
 
     Args:
         stream: binary, writable, at its beginning.
@@ -161,7 +161,7 @@ def write_truth(stream: IO[bytes], distances: Array, indices: Array) -> None:
 
 
 class Pairs(NamedTuple):
-    """Matching pairs, one entry of each array a pair."""
+    """Matching pairs, one entry per pair in each array."""
 
     query: Array
     """Row numbers, int64."""
@@ -172,13 +172,13 @@ class Pairs(NamedTuple):
 
 
 def write_pairs(stream: IO[bytes], suffix: str, blocks: Iterable[Pairs], dtype: np.dtype[Any]) -> int:
-    """Write matching pairs in the format of `suffix`, one of `PAIR_SUFFIXES`, and return their number.
+    """Return the number of matching pairs after writing them in the format of `suffix`, one of `PAIR_SUFFIXES`.
 
     Args:
         stream: binary, writable, at its beginning.
-        suffix: ``.csv`` is written as the blocks come: a header, then a line of query, reference and the shortest text
-            that is read as the distance again. ``.npz`` needs all blocks in memory: it holds the three arrays.
-        blocks: the pairs, in the order to be written.
+        suffix: ``.csv`` is written block by block: a header, then lines of query, reference and the shortest text that
+            parses to the same distance. ``.npz``, with the three arrays, needs all blocks in memory.
+        blocks: the pairs, in output order.
         dtype: type of the distances.
     """
     if suffix == ".npz":
@@ -190,7 +190,7 @@ def write_pairs(stream: IO[bytes], suffix: str, blocks: Iterable[Pairs], dtype: 
     count = 0
     for block in blocks:
         count += len(block.query)
-        # Text takes far more memory than numbers.
+        # In pieces: text takes far more memory than numbers.
         for start in range(0, len(block.query), _LINES):
             query, reference, distance = (column[start : start + _LINES] for column in block)
             lines = zip(query.tolist(), reference.tolist(), distance.astype(str).tolist(), strict=True)

@@ -1,4 +1,4 @@
-"""Paths of files: their suffixes, sizes, and the array that ``file.npz:name`` chooses."""
+"""Paths of files: suffixes, sizes, and the array that ``file.npz:name`` selects."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from exactknn._io.errors import FileError
 
 
 def split_array_name(path: str) -> tuple[str, str | None]:
-    """Take ``file.npz:name`` apart; a file that really has a colon in its name wins."""
+    """Return the file and the array name of ``file.npz:name``; an existing file with that name takes precedence."""
     at = path.lower().rfind(".npz:")
     if at < 0 or os.path.exists(path):
         return path, None
@@ -19,7 +19,7 @@ def split_array_name(path: str) -> tuple[str, str | None]:
 
 
 def source_of(path: str) -> Path:
-    """Return the file of ``path``, which may choose an array of it by ``file.npz:name``."""
+    """Return the file of ``path``, which may be ``file.npz:name``."""
     return Path(split_array_name(path)[0])
 
 
@@ -40,24 +40,24 @@ def size_of(source: Path, path: str) -> int:
 
 
 def suffix_of(path: str) -> str:
-    """Return the suffix of a path in lower case, with its dot; empty where there is none."""
+    """Return the suffix of a path in lower case, with its dot; empty if there is none."""
     return Path(path).suffix.lower()
 
 
 def check_output_suffix(path: str, wanted: Sequence[str], option: str) -> str:
-    """Return the suffix of an output path in lower case, or refuse it.
+    """Return the suffix of an output path in lower case.
 
     Raises:
         FileError: the suffix is not one of `wanted`.
     """
     suffix = suffix_of(path)
     if suffix not in wanted:
-        raise FileError(f"{path}: unknown suffix {suffix!r} for {option}; wanted one of {', '.join(wanted)}")
+        raise FileError(f"{path}: unknown suffix {suffix!r} for {option}; expected one of {', '.join(wanted)}")
     return suffix
 
 
 def same_file(first: str | Path, second: str | Path) -> bool:
-    """Tell whether two paths lead to one file, whether or not it exists yet."""
+    """Return whether two paths lead to the same file, which need not exist."""
     if os.path.realpath(first) == os.path.realpath(second):
         return True
     try:

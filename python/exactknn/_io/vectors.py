@@ -1,4 +1,4 @@
-"""Vector files: header checked, mapped into memory, values copied only where they have to be."""
+"""Vector files: header checked, memory-mapped, values copied only if necessary."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from exactknn._io.npy import (
 from exactknn._io.paths import size_of, split_array_name
 
 VECTOR_SUFFIXES = (".npy", ".npz", ".fvecs", ".bvecs", ".ivecs", ".fbin", ".u8bin", ".i8bin")
-"""What `open_vectors` reads."""
+"""Suffixes that `open_vectors` accepts."""
 
 MAX_DIMENSION = 1 << 20
-"""Largest dimension believed of a header without a magic number; any other file read as one says far more, or less."""
+"""Largest dimension accepted in a header without a magic number; other file types give far larger or smaller ones."""
 
 _VECS_VALUES: dict[str, np.dtype[Any]] = {
     ".fvecs": np.dtype("<f4"),
@@ -36,22 +36,22 @@ _VECS_VALUES: dict[str, np.dtype[Any]] = {
 }
 _BIN_VALUES: dict[str, np.dtype[Any]] = {".fbin": np.dtype("<f4"), ".u8bin": np.dtype("u1"), ".i8bin": np.dtype("i1")}
 
-# Every integer up to here is a float32 number; above, only some are.
+# float32 represents every integer up to here exactly; above, only some.
 _FLOAT32_INTEGERS = 2**24
 
 
 @dataclass(frozen=True, eq=False)
 class VectorFile:
-    """A vector file whose header has been checked and whose values have not been touched.
+    """A vector file with a checked header, whose values have not been read.
 
     Attributes:
-        path: the path as given, with ``:name`` for a chosen array of an ``.npz``.
+        path: the path as given, with ``:name`` for a selected array of an ``.npz``.
         source: the file itself.
         rows: number of vectors, at least 0.
-        dimension: values of a vector, at least 1.
-        dtype: type in which the values are searched, each of them exactly: float16, float32 or float64.
-        raw: the rows as they lie in the file: a matrix, or records of a row's dimension and its values.
-        offset: where the first row begins in the file, if the others follow it one behind the other, else None.
+        dimension: values per vector, at least 1.
+        dtype: type in which the values are searched, which represents them exactly: float16, float32 or float64.
+        raw: the rows as stored in the file: a matrix, or records of a row's dimension and values.
+        offset: file offset of the first row, if the rows are contiguous, else None.
     """
 
     path: str
@@ -64,18 +64,18 @@ class VectorFile:
 
     @property
     def is_mapped(self) -> bool:
-        """Whether the rows lie in a mapped file; those of an archive had to be read."""
+        """Whether the rows are in a memory-mapped file; those of an archive are in memory."""
         return self.source.suffix.lower() != ".npz"
 
     def load(self) -> Array:
         """Return the vectors, shape (rows, dimension), of dtype `dtype` up to its byte order.
 
-        Floating-point arrays are returned as they lie in the mapped file, in any order of bytes and of axes.
-        Integers become float32, which must hold each of them exactly.
+        Floating-point arrays are zero-copy views of the mapped file, in any byte and axis order. Integers are converted
+        to float32, which must represent each of them exactly.
 
         Raises:
-            FileError: a row of an ``.fvecs``, ``.bvecs`` or ``.ivecs`` file names another dimension than the first, or
-                one of an ``.ivecs`` file holds a value beyond 2**24.
+            FileError: a row of an ``.fvecs``, ``.bvecs`` or ``.ivecs`` file has another dimension than the first, or a
+                row of an ``.ivecs`` file holds a value beyond 2**24.
         """
         if self.raw.dtype.kind == "f":
             return self.raw
@@ -85,7 +85,7 @@ class VectorFile:
         return vectors
 
     def values_of(self, raw: Array, start: int) -> Array:
-        """Return the values of rows as they lie in the file, the first of which is row ``start``.
+        """Return the values of consecutive raw rows, the first of which is row ``start``.
 
         Raises:
             FileError: as `load`.
@@ -104,7 +104,7 @@ class VectorFile:
             row, column = (int(i) for i in wrong[0])
             raise FileError(
                 f"{self.path}: row {start + row} holds {values[row, column]}, which float32 may not hold exactly; "
-                f"wanted integers within 2**24 (are these ids?)"
+                f"expected integers within 2**24 (are these ids?)"
             )
 
     def _check_row_dimensions(self, dimensions: Array, start: int) -> None:
@@ -112,34 +112,34 @@ class VectorFile:
         if wrong.size:
             row = int(wrong[0])
             raise FileError(
-                f"{self.path}: row {start + row} says it has {dimensions[row]} values, row 0 says {self.dimension}; "
+                f"{self.path}: row {start + row} has dimension {dimensions[row]}, row 0 has {self.dimension}; "
                 "all rows must have the same dimension"
             )
 
 
 def open_vectors(path: str, most_bytes: float = math.inf) -> VectorFile:
-    """Open a file of vectors, check its header against its size and map it into memory.
+    """Return a memory-mapped file of vectors, its header checked against its size.
 
     Args:
-        path: a file with one of `VECTOR_SUFFIXES`. ``file.npz:name`` chooses an array of an ``.npz`` with several.
-        most_bytes: the largest array of an ``.npz``, which is read and not mapped, that is taken.
+        path: a file with one of `VECTOR_SUFFIXES`. ``file.npz:name`` selects one of several arrays of an ``.npz``.
+        most_bytes: size limit of an array of an ``.npz``, which is read, not mapped.
 
     Raises:
-        FileError: the file is missing, empty, cut short, of an unknown kind, holds no vectors, or too many of them.
+        FileError: the file is missing, empty, truncated, of an unknown kind, does not hold vectors, or is too large.
     """
     name, array_name = split_array_name(path)
     source = Path(name)
     suffix = source.suffix.lower()
     if suffix == ".ibin":
-        raise FileError(f"{path}: holds integer ids, not vectors; wanted one of {', '.join(VECTOR_SUFFIXES)}")
+        raise FileError(f"{path}: holds integer ids, not vectors; expected one of {', '.join(VECTOR_SUFFIXES)}")
     if suffix not in VECTOR_SUFFIXES:
-        raise FileError(f"{path}: unknown suffix {suffix!r}; wanted one of {', '.join(VECTOR_SUFFIXES)}")
+        raise FileError(f"{path}: unknown suffix {suffix!r}; expected one of {', '.join(VECTOR_SUFFIXES)}")
     try:
         size = size_of(source, path)
         if suffix in (".npy", ".npz"):
             if suffix == ".npy":
                 values = map_npy_array(source, path, size, _check_matrix)
-                # Its length is what the header says, so the array ends where the file does.
+                # The length matches the header, so the array ends where the file does.
                 offset = size - values.nbytes if values.flags.c_contiguous else None
             else:
                 values = read_npz_array(source, path, array_name, _matrix_up_to(most_bytes))
@@ -154,9 +154,9 @@ def open_vectors(path: str, most_bytes: float = math.inf) -> VectorFile:
 
 
 def _vector_dtype(dtype: np.dtype[Any], path: str) -> np.dtype[Any]:
-    """Return the dtype in which values of `dtype` are searched, each of them exactly."""
+    """Return the dtype in which values of `dtype` are searched, which represents them exactly."""
     if dtype.hasobject:
-        raise FileError(f"{path}: an array of Python objects, which is never unpickled; wanted a matrix of numbers")
+        raise FileError(f"{path}: holds pickled Python objects, which are never loaded; expected a matrix of numbers")
     if dtype.kind == "f" and dtype.itemsize in (2, 4, 8):
         return dtype.newbyteorder("=")
     if dtype.kind in "iu" and dtype.itemsize <= 2:
@@ -166,13 +166,13 @@ def _vector_dtype(dtype: np.dtype[Any], path: str) -> np.dtype[Any]:
             f"{path}: holds {dtype.name} values, which look like ids or labels and may not fit float32 exactly; "
             "convert them to float32 or float64 first"
         )
-    raise FileError(f"{path}: holds {dtype.name} values; wanted float16, float32, float64 or 8- or 16-bit integers")
+    raise FileError(f"{path}: holds {dtype.name} values; expected float16, float32, float64 or 8- or 16-bit integers")
 
 
 def _check_matrix(shape: tuple[int, ...], dtype: np.dtype[Any], path: str) -> None:
     _vector_dtype(dtype, path)
     if len(shape) != 2:
-        raise FileError(f"{path}: a {len(shape)}-D array of shape {shape}; wanted 2-D, one row per vector")
+        raise FileError(f"{path}: a {len(shape)}-D array of shape {shape}; expected 2-D, one row per vector")
     check_possible(shape, path)
     if shape[1] == 0:
         raise FileError(f"{path}: the vectors have dimension 0 (shape {shape})")
@@ -192,7 +192,7 @@ def _matrix_up_to(most_bytes: float) -> Check:
 
 
 def _open_vecs(source: Path, path: str, size: int, values: np.dtype[Any]) -> VectorFile:
-    """Map .fvecs (float32), .bvecs (uint8) or .ivecs (int32): every row is an int32 d followed by d values."""
+    """Return a mapped .fvecs (float32), .bvecs (uint8) or .ivecs (int32) file: each row is int32 d, then d values."""
     with source.open("rb") as stream:
         head = stream.read(4)
     if len(head) < 4:
@@ -204,7 +204,7 @@ def _open_vecs(source: Path, path: str, size: int, values: np.dtype[Any]) -> Vec
     records = map_values(source, record, 0, (rows,))
     vectors = VectorFile(path, source, rows, dimension, np.dtype(np.float32), records, 0)
     if rest:
-        # Either a row of another dimension stands before the end, or the last row is incomplete.
+        # Either some row has another dimension, or the last row is incomplete.
         for start, stop in blocks(rows, rows_in(BLOCK_BYTES, record.itemsize)):
             vectors._check_row_dimensions(records["dimension"][start:stop], start)
         raise FileError(
@@ -214,7 +214,7 @@ def _open_vecs(source: Path, path: str, size: int, values: np.dtype[Any]) -> Vec
 
 
 def _open_bin(source: Path, path: str, size: int, suffix: str) -> VectorFile:
-    """Map .fbin (float32), .u8bin (uint8) or .i8bin (int8): uint32 n, uint32 d, then all values by rows."""
+    """Return a mapped .fbin (float32), .u8bin (uint8) or .i8bin (int8) file: uint32 n, uint32 d, then all rows."""
     with source.open("rb") as stream:
         head = stream.read(8)
     if len(head) < 8:
@@ -236,7 +236,7 @@ def _open_bin(source: Path, path: str, size: int, suffix: str) -> VectorFile:
 def _check_dimension(dimension: int, source: Path, path: str) -> None:
     if not 1 <= dimension <= MAX_DIMENSION:
         raise FileError(
-            f"{path}: the header gives dimension {dimension}, wanted 1 to {MAX_DIMENSION}; "
+            f"{path}: the header gives dimension {dimension}, expected 1 to {MAX_DIMENSION}; "
             f"is it really {_an(source.suffix.lower())} file?"
         )
 

@@ -1,4 +1,4 @@
-"""The command line. Each module named after a command holds its options, its help and what it does."""
+"""The command line. The module of a command holds its options, its help text and its implementation."""
 
 from exactknn.cli.main import main
 

@@ -1,4 +1,4 @@
-"""What the commands print: lines on stdout, errors and warnings on stderr, progress; and the exit codes."""
+"""Output of the commands: lines on stdout, errors, warnings and progress on stderr; and the exit codes."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from exactknn import _progress
 from exactknn._progress import Report
 
 EXIT_FAILURE = 1
-"""Nothing wrong with what was asked, but it could not be done: no memory, a full disk, a bug."""
+"""A valid request failed: out of memory, a full disk, a bug."""
 
 EXIT_REFUSED = 2
-"""The arguments or one of the files cannot be used."""
+"""An argument or a file is invalid."""
 
 EXIT_BROKEN_PIPE = 128 + 13
-"""Nobody reads the output any more; the code a shell reports for SIGPIPE."""
+"""The reader closed the output; the code that a shell reports for SIGPIPE."""
 
 
 class CommandError(Exception):
-    """The command cannot go on; the text is the line to print."""
+    """The command cannot continue; the text is the line to print."""
 
     def __init__(self, message: str, exit_code: int = EXIT_REFUSED) -> None:
-        """Keep the text on one line, whatever it was made of."""
+        """Join the text into one line."""
         super().__init__(" ".join(message.split()))
         self.exit_code = exit_code
 
 
 def print_line(message: str) -> None:
-    """Print a line with a path in it, which stdout may be unable to encode."""
+    """Print a line that contains a path, escaped where stdout cannot encode it."""
     try:
         print(message)
     except UnicodeEncodeError:
@@ -38,7 +38,7 @@ def print_line(message: str) -> None:
 
 
 def warn(message: str) -> None:
-    """Print a line on stderr, where there is one."""
+    """Print a line on stderr, if there is a stderr."""
     if sys.stderr is None:  # closed by the caller; print would fall back to stdout
         return
     with contextlib.suppress(OSError):
@@ -47,7 +47,7 @@ def warn(message: str) -> None:
 
 @contextlib.contextmanager
 def searching(arguments: argparse.Namespace) -> Iterator[Report | None]:
-    """Show progress where it is wanted, and put what the core refuses into the words of the command line."""
+    """Yield the progress function, if progress is shown, and convert errors of the search to `CommandError`."""
     shown = arguments.progress
     if shown is None:
         shown = sys.stderr is not None and sys.stderr.isatty()

@@ -1,4 +1,4 @@
-"""``exactknn evaluate``: embeddings and labels in, retrieval metrics, classes and a page out."""
+"""``exactknn evaluate``: embeddings and labels in; retrieval metrics, means per class and an HTML report out."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ from exactknn.cli.page import page
 from exactknn.cli.report import as_json, as_table, per_class_csv
 
 _DESCRIPTION = """\
-Score embeddings by retrieval: are the nearest references of a query of its class?
+Score embeddings by retrieval: do a query's nearest references share its class?
 
-Vectors are read from the files that 'exactknn search' reads. Labels, one for each row, from
-  .npy, .npz           NumPy: one 1-D array of integers, floats, booleans or text; file.npz:name chooses among several
-  .txt, .csv           UTF-8 text, one label a line, no header; text that is all whole numbers is read as numbers
-They are compared exactly.
+Vectors are read from the same formats as for 'exactknn search'. Labels, one per row, are read from
+  .npy, .npz           NumPy: one 1-D array of integers, floats, booleans or text; file.npz:name selects one of several
+  .txt, .csv           UTF-8 text, one label per line, no header; if all labels are integers, they are read as numbers
+Labels are compared exactly.
 """
 
 _EPILOG = """\
-metrics (of one query; the value is the mean over queries that have a reference of their class):
-  mean_average_precision         mean of the precisions at the ranks of all references of its class
-  mean_average_precision_at_r    the same, only among the first R, R being how many references its class has
-  mean_reciprocal_rank           1 / rank of the nearest reference of its class
-  precision_at_1                 whether the nearest reference is of its class
-  r_precision                    share of its class among the first R
-  precision_at_<k>               share of its class among the first k
-  recall_at_<k>, hit_rate_at_<k> whether any of the first k is of its class
-  found_fraction_at_<k>          share of the references of its class that are among the first k
-  ndcg_at_<k>                    discounted gain of the first k, 1 when the references of its class come first
-  knn_accuracy_at_<k>            whether its class wins the vote of the first k
-  knn_softmax_accuracy_at_<k>    the same, near ones counted more (temperature 0.07)
+metrics (per query; its positives are the R references of its class; reported: the mean over queries with positives):
+  mean_average_precision         mean of the precisions at the ranks of all positives
+  mean_average_precision_at_r    the same, counting ranks up to R only
+  mean_reciprocal_rank           1 / rank of the nearest positive
+  precision_at_1                 whether the nearest reference is a positive
+  r_precision                    share of positives among the first R
+  precision_at_<k>               share of positives among the first k
+  recall_at_<k>, hit_rate_at_<k> whether any of the first k is a positive
+  found_fraction_at_<k>          share of the positives that are among the first k
+  ndcg_at_<k>                    normalised discounted gain of the first k, 1 when all positives come first
+  knn_accuracy_at_<k>            whether the query's class wins the vote of the first k
+  knn_softmax_accuracy_at_<k>    the same, with votes weighted by similarity (temperature 0.07)
 
 examples:
-  # a validation set against itself, and a page to look at
+  # a validation set against itself, with an HTML report
   exactknn evaluate --embeddings val.npy --labels val_labels.npy --report report.html
 
   # queries against a gallery, by cosine distance
@@ -57,42 +57,40 @@ _EVALUATED_FILES = ("embeddings", "labels", "reference", "reference_labels")
 
 
 def add_command(commands: argparse._SubParsersAction[Any]) -> None:
-    """Add the command to those of the command line."""
+    """Add the command to the command line."""
     command = new_command(
         commands, "evaluate", run, "score embeddings and their labels by retrieval", _DESCRIPTION, _EPILOG
     )
     command.add_argument("--embeddings", required=True, metavar="E", help="file of the vectors: the queries")
     command.add_argument("--labels", required=True, metavar="L", help="file of their labels")
-    command.add_argument(
-        "--reference", metavar="R", help="file of the vectors to search among; without it, all other queries"
-    )
+    command.add_argument("--reference", metavar="R", help="file of the reference vectors; default: all other queries")
     command.add_argument("--reference-labels", metavar="RL", help="file of the labels of the reference")
     command.add_argument(
         "--metrics",
         nargs="+",
         metavar="NAME",
-        help="what to compute, see below (default: the first five); the first orders the classes of the report",
+        help="metrics to compute, see below (default: the first five); the first orders the classes in the report",
     )
     command.add_argument(
         "-k",
         type=neighbours_wanted,
         default="all",
         metavar="K",
-        help="neighbours that metrics without a number of their own look at: a number of at least 1, all (default) or "
-        "max: as many as the largest class has references",
+        help="number of neighbours for metrics without a number in their name: at least 1, all (default), or max: the "
+        "number of references of the largest class",
     )
     add_metric(command, "--distance")
-    command.add_argument("--per-class", metavar="OUT", help="write the mean of each class here: .csv")
-    command.add_argument("--report", metavar="OUT", help="write one page with figures and tables here: .html")
+    command.add_argument("--per-class", metavar="OUT", help="write the means per class here: .csv")
+    command.add_argument("--report", metavar="OUT", help="write a report with figures and tables here: .html")
     command.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     add_running(command)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Score the embeddings, print and write the result, and return the exit code."""
+    """Return the exit code after scoring the embeddings and printing and writing the result."""
     check_exponent(arguments, "--distance", arguments.distance)
     if (arguments.reference is None) != (arguments.reference_labels is None):
-        raise CommandError("--reference and --reference-labels go together, got only one of them")
+        raise CommandError("--reference and --reference-labels must be given together, got only one")
     metrics = list(dict.fromkeys(arguments.metrics or BUILT_IN))
     try:
         check_metrics(metrics)
@@ -126,7 +124,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _open_reports(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> tuple[OutputFile | None, ...]:
-    """Stage the file of the classes and the page, where they are wanted."""
+    """Return the staged per-class file and report, None where not requested."""
     wanted = {"--per-class": (arguments.per_class, (".csv",)), "--report": (arguments.report, (".html", ".htm"))}
     paths = {option: path for option, (path, _) in wanted.items() if path is not None}
     for option, path in paths.items():
@@ -137,11 +135,11 @@ def _open_reports(arguments: argparse.Namespace, stack: contextlib.ExitStack) ->
 
 
 def _task(arguments: argparse.Namespace) -> Task:
-    """Read the files, whose headers are checked before the values of any is touched."""
+    """Return the evaluation task; all headers are checked before any values are read."""
     query = open_vectors(arguments.embeddings)
     reference = None if arguments.reference is None else open_vectors(arguments.reference)
     if query.rows == 0:
-        raise CommandError(f"--embeddings {query.path} has no rows; wanted at least one query")
+        raise CommandError(f"--embeddings {query.path} has no rows; expected at least one query")
     check_dimensions(query, reference or query, "--embeddings", "--reference")
     labels = _labels(arguments.labels, "--labels", query)
     reference_labels = None
@@ -151,7 +149,7 @@ def _task(arguments: argparse.Namespace) -> Task:
     for path, array in ((arguments.embeddings, rows.query), (arguments.reference, rows.reference)):
         row = None if array is None else first_row_not_finite(array)
         if row is not None:
-            raise CommandError(f"{path}: row {row} holds a NaN or an infinity; wanted finite values")
+            raise CommandError(f"{path}: row {row} holds a NaN or an infinity; expected finite values")
     try:
         return Task.of(rows, labels, reference_labels, arguments.distance, arguments.p)
     except ValueError as error:
@@ -165,17 +163,17 @@ def _labels(path: str, option: str, vectors: VectorFile) -> Any:
         header = " (the first line must not be a header)" if len(labels) == vectors.rows + 1 else ""
         raise CommandError(
             f"{option} {path} has {len(labels)} labels, {vectors.path} has {vectors.rows} rows; "
-            f"wanted one label for each row{header}"
+            f"expected one label per row{header}"
         )
     return labels
 
 
 def _warn_of_gaps(arguments: argparse.Namespace, scores: Evaluation) -> None:
     if not scores.counted.any():
-        warn("warning: no query has a reference of its class: every metric is NaN")
+        warn("warning: no query has a reference of its class, so every metric is NaN")
     elif scores.cut_short:
         warn(
             f"warning: -k {arguments.k} is below the largest number of references of a class, "
-            f"{scores.relevant_counts.max()}, and cuts {' and '.join(scores.cut_short)} short; "
-            "-k max looks at as many as are needed"
+            f"{scores.relevant_counts.max()}, and truncates {' and '.join(scores.cut_short)}; "
+            "-k max uses as many neighbours as they need"
         )

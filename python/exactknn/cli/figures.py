@@ -1,4 +1,4 @@
-"""SVG figures of the report: curves and histograms. A figure needs no script and no other file."""
+"""SVG figures of the report: curves and histograms, without scripts or external files."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from exactknn._retrieval.types import Floats, Ints
 
 _BINS = 50
 
-# An axis is no narrower than this share of the values on it, or their texts would be one; nor than a width of which
-# float64 has no fifth.
+# Minimum width of an axis: relative to its values, so that tick labels differ, and absolute, so that float64 can
+# represent a fifth of it.
 _NARROWEST = 1e-5
 _SMALLEST = 1e-300
 _WIDTH, _HEIGHT = 400, 250
@@ -31,7 +31,7 @@ def _up(share: float) -> float:
 def _svg(
     title: str, description: str, axis: str, x_ticks: Mapping[str, float], y_ticks: Mapping[str, float], content: str
 ) -> str:
-    """A figure with its axes; ticks by their text, as shares of the axis."""
+    """Return a figure with its axes; ticks are given by label, as shares of the axis."""
     name = title.lower().replace(" ", "-")
     parts = [
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-labelledby="{name}-title {name}-text">',
@@ -50,7 +50,7 @@ def _svg(
 
 
 def curve(title: str, number: Ints, curves: Sequence[Floats], shown: Sequence[int]) -> str:
-    """Curves over k on a logarithmic axis; the first has dots with their values."""
+    """Return a figure of curves over k on a logarithmic axis; the first has dots with their values."""
     low, high = _limits(curves)
     along = np.log(number) / max(math.log(len(number)), 1e-9)
 
@@ -80,13 +80,13 @@ def curve(title: str, number: Ints, curves: Sequence[Floats], shown: Sequence[in
 
 
 def axis_words(curves: Sequence[Floats]) -> str:
-    """Return a sentence that says where the axis of the values begins, empty where that is 0."""
+    """Return a sentence that says where the axis of the values begins; empty if that is 0."""
     low, _ = _limits(curves)
     return f" The axis begins at {low:g}." if low else ""
 
 
 def _limits(curves: Sequence[Floats]) -> tuple[float, float]:
-    """The smallest of a few ranges within 0 to 1 that holds all values."""
+    """Return the smallest of a few ranges within 0 to 1 that contains all values."""
     lowest, highest = (min(float(curve.min()) for curve in curves), max(float(curve.max()) for curve in curves))
     for low in (0.98, 0.95, 0.9, 0.8, 0.5):
         if low <= lowest < 1.0:
@@ -95,7 +95,7 @@ def _limits(curves: Sequence[Floats]) -> tuple[float, float]:
 
 
 def span(kinds: Sequence[Floats]) -> tuple[float, float]:
-    """From where to where the axis goes: a few far values would squeeze all the others into one bar."""
+    """Return the limits of the axis, without outliers, which would squeeze all other values into one bar."""
     ends = []
     for values in kinds:
         least, first, third, most = np.quantile(values, [0.0, 0.25, 0.75, 1.0])
@@ -110,7 +110,7 @@ def span(kinds: Sequence[Floats]) -> tuple[float, float]:
 
 
 def histogram(title: str, axis: str, kinds: Sequence[tuple[str, PairSample, str]], low: float, high: float) -> str:
-    """Return a figure of the share of the values of each kind, from ``low`` to ``high``."""
+    """Return a figure of the share of values per bin for each kind, from ``low`` to ``high``."""
     edges = np.linspace(low, high, _BINS + 1)
     shares = [np.histogram(sample.values, edges)[0] / len(sample.values) for _, sample, _ in kinds]
     top = max(float(share.max()) for share in shares)
@@ -134,7 +134,7 @@ def histogram(title: str, axis: str, kinds: Sequence[tuple[str, PairSample, str]
 
 
 def _round_numbers(low: float, high: float, about: int) -> list[float]:
-    """About so many multiples of 1, 2 or 5 times a power of ten between two numbers."""
+    """Return ``about`` multiples, approximately, of 1, 2 or 5 times a power of ten between two numbers."""
     rough = (high - low) / about
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(step for step in (power, 2 * power, 5 * power, 10 * power) if step >= rough)

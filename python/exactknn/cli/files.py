@@ -1,8 +1,8 @@
-"""Files that the commands read and write, checked in the words of the command line.
+"""Files that the commands read and write; errors name the option.
 
 ::
 
-    paths --open_inputs--> VectorFile --> the command --> stage: OutputFile --put_in_place--> whole files
+    paths --open_inputs--> VectorFile --> the command --> stage: OutputFile --put_in_place--> complete files
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from exactknn.cli.options import check_exponent
 
 
 def open_inputs(arguments: argparse.Namespace, most_bytes: float = math.inf) -> tuple[VectorFile, VectorFile | None]:
-    """Open the vectors and refuse what the headers show to be impossible, in the words of the command line.
+    """Return the opened query and reference files, after checking their headers and the options.
 
     Args:
         arguments: of ``search``, ``groundtruth`` or ``match``.
-        most_bytes: the largest array of an ``.npz``, which has to be read whole, that is taken.
+        most_bytes: size limit of an array of an ``.npz``, which has to be read whole.
     """
     check_exponent(arguments, "--metric", arguments.metric)
     query = open_vectors(arguments.query, most_bytes)
@@ -44,7 +44,7 @@ def open_inputs(arguments: argparse.Namespace, most_bytes: float = math.inf) -> 
 
 
 def check_dimensions(query: VectorFile, reference: VectorFile, option: str, reference_option: str) -> None:
-    """Refuse files of two dimensions, by the options that name them."""
+    """Reject files of different dimensions; the error names their options."""
     if query.dimension != reference.dimension:
         raise CommandError(
             f"{option} {query.path} has dimension {query.dimension}, {reference_option} {reference.path} has "
@@ -53,21 +53,21 @@ def check_dimensions(query: VectorFile, reference: VectorFile, option: str, refe
 
 
 def input_paths(query: VectorFile, reference: VectorFile | None) -> list[str]:
-    """Return the paths of the files that there are, as given."""
+    """Return the paths of the files as given, without a missing reference."""
     return [vectors.path for vectors in (query, reference) if vectors is not None]
 
 
 def stage(paths: Mapping[str, str], inputs: Sequence[str], stack: contextlib.ExitStack) -> list[OutputFile]:
-    """Stage the files of these options, none of them in the place of an input or of another."""
+    """Return staged files for these options; none may replace an input or another output."""
     check_apart(paths, inputs)
     return [stack.enter_context(OutputFile(path)) for path in paths.values()]
 
 
 def check_apart(paths: Mapping[str, str], inputs: Sequence[str]) -> None:
-    """Refuse files to be written, by their options, in the place of an input or of each other."""
+    """Reject output paths, given by option, that would replace an input or each other."""
     for (first, path), (second, other) in itertools.combinations(paths.items(), 2):
         if same_file(path, other):
-            raise CommandError(f"{first} and {second} are one file: {other}")
+            raise CommandError(f"{first} and {second} are the same file: {other}")
     for option, path in paths.items():
         for source in inputs:
             if same_file(path, source_of(source)):
@@ -75,7 +75,7 @@ def check_apart(paths: Mapping[str, str], inputs: Sequence[str]) -> None:
 
 
 def put_in_place(outputs: Sequence[OutputFile]) -> None:
-    """Give the files their names, all of them complete before the first gets its own."""
+    """Rename the files into place; all are complete before the first is renamed."""
     for output in outputs:
         output.finish()
     for output in outputs:
@@ -83,5 +83,5 @@ def put_in_place(outputs: Sequence[OutputFile]) -> None:
 
 
 def common_dtype(query: VectorFile, reference: VectorFile | None) -> Any:
-    """Return the type that holds the values of both files exactly, as `as_pair` chooses it."""
+    """Return the type that represents the values of both files exactly, as `as_pair` does."""
     return query.dtype if reference is None else np.promote_types(query.dtype, reference.dtype)

@@ -1,13 +1,13 @@
-"""The command ``exactknn groundtruth``: true neighbours in the files that benchmarks of approximate indexes read.
+"""``exactknn groundtruth``: true neighbours in the file formats of benchmarks of approximate indexes.
 
 ::
 
     B (base), Q (queries) --> true neighbours --> .ivecs, .ibin    ids alone; --distances .fvecs, .fbin beside them
-                              as search finds     .bin             ids, then distances  (big-ann-benchmarks)
+                              as by search        .bin             ids, then distances  (big-ann-benchmarks)
                                                   .hdf5, .h5       train, test, neighbors, distances (ann-benchmarks)
                                                   .npz             distances, indices
 
-Files are read, staged and put in place as those of ``exactknn search``.
+Files are read, staged and renamed as in ``exactknn search``.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from exactknn.cli.options import FORMATS, add_memory, add_running, exponent, new
 from exactknn.cli.search import check_distances_fit, find, rows_of, staged
 
 TRUTH_SUFFIXES = (".ivecs", ".ibin", ".bin", ".hdf5", ".h5", ".npz")
-"""What a ground truth can be written to."""
+"""Suffixes of the formats that `groundtruth` writes."""
 
 _HDF5 = (".hdf5", ".h5")
-# Vectors that are copied at once.
+# Bytes of vectors copied at a time.
 _COPIED_BYTES = 1 << 24
-# What ann-benchmarks calls them, whose "angular" is 1 - cosine similarity.
+# Names in ann-benchmarks, where "angular" is 1 - cosine similarity.
 _HDF5_DISTANCES = {"euclidean": "euclidean", "cosine": "angular"}
 
 
 _DESCRIPTION = """\
-Write the true neighbours of every query in a format that benchmarks of approximate indexes read.
+Write the true neighbours of every query in the format of a benchmark of approximate indexes.
 
-The ground truth is written to
+Formats of the ground truth:
   .ivecs, .ibin        ids alone, int32 (TEXMEX; cuVS)
   .bin                 uint32 queries, uint32 k, then all ids, int32, then all distances, float32 (big-ann-benchmarks,
                        whose own files hold squared Euclidean distances or inner products)
@@ -55,10 +55,10 @@ examples:
   # ids and squared distances for big-ann-benchmarks
   exactknn groundtruth --base base.u8bin --query query.u8bin -k 100 --output truth.bin
 
-  # ids as TEXMEX ships them, and their distances
+  # ids in the TEXMEX format, and their distances
   exactknn groundtruth --base base.fvecs --query query.fvecs --output truth.ivecs --distances truth.fvecs
 
-  # among more vectors than fit into memory; after an interrupt the same command goes on
+  # a base that does not fit in memory; after an interrupt, rerun the command to continue
   exactknn groundtruth --base base.fbin --query query.fbin --output truth.bin --max-memory 8GB --resume truth.state
 
   # a data set for ann-benchmarks
@@ -67,12 +67,12 @@ examples:
 
 
 def add_command(commands: argparse._SubParsersAction[Any]) -> None:
-    """Add the command to those of the command line."""
+    """Add the command to the command line."""
     command = new_command(
         commands,
         "groundtruth",
         run,
-        "write the true neighbours in the formats of benchmarks",
+        "write the true neighbours in benchmark formats",
         _DESCRIPTION + FORMATS,
         _EPILOG,
     )
@@ -83,7 +83,7 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
         dest="reference",
         required=True,
         metavar="B",
-        help="file of the vectors to search among",
+        help="file of the reference vectors",
     )
     command.add_argument("--query", required=True, metavar="Q", help="file of the query vectors")
     command.add_argument(
@@ -96,18 +96,18 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
     command.add_argument(
         "--metric",
         choices=METRICS,
-        help="what to rank by and which values to write, as for 'exactknn search' (default: euclidean for .hdf5 and "
-        ".h5, which take that and cosine only, else sqeuclidean)",
+        help="metric to rank by and to write, as for 'exactknn search' (default: euclidean for .hdf5 and .h5, which "
+        "allow only euclidean and cosine, else sqeuclidean)",
     )
     command.add_argument("--p", type=exponent, metavar="P", help="exponent of minkowski, above 0 (default: 2)")
-    command.add_argument("--output", required=True, metavar="GT", help="where the ground truth goes, see above")
-    command.add_argument("--distances", metavar="OUT2", help="write the distances here too: .fvecs or .fbin (float32)")
+    command.add_argument("--output", required=True, metavar="GT", help="file of the ground truth, see above")
+    command.add_argument("--distances", metavar="OUT2", help="also write the distances here: .fvecs or .fbin (float32)")
     add_memory(command)
     add_running(command)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Find the neighbours, write the files and return the exit code."""
+    """Return the exit code after finding the neighbours and writing the files."""
     _choose_metric(arguments, check_output_suffix(arguments.output, TRUTH_SUFFIXES, "--output"))
     return find(arguments, _open_outputs, _write)
 
@@ -133,7 +133,7 @@ def _choose_metric(arguments: argparse.Namespace, suffix: str) -> None:
 def _open_outputs(
     query: VectorFile, base: VectorFile | None, arguments: argparse.Namespace, stack: contextlib.ExitStack
 ) -> list[OutputFile]:
-    """Check where the results go and stage the files there, so that no search is made in vain."""
+    """Return the staged output files; checked before the search, so that no search is wasted."""
     suffix = suffix_of(arguments.output)
     check_indices_fit((base or query).rows, arguments.output, suffix)
     paths = {"--output": arguments.output}
@@ -154,7 +154,7 @@ def _write(
     distances: npt.NDArray[Any],
     indices: npt.NDArray[np.int64],
 ) -> None:
-    """Write the neighbours as the suffix of the output says."""
+    """Write the neighbours in the format of the output's suffix."""
     suffix = suffix_of(output.path)
     if suffix in _HDF5:
         _write_hdf5(output.stream, query, base or query, arguments.metric, distances, indices)
@@ -172,7 +172,7 @@ def _write_hdf5(
     distances: npt.NDArray[Any],
     indices: npt.NDArray[np.int64],
 ) -> None:
-    """Write what ann-benchmarks reads: the vectors in the types in which they were searched, ids as int32."""
+    """Write a data set for ann-benchmarks: the vectors in the types in which they were searched, ids as int32."""
     import h5py
 
     ids = np.int32 if base.rows <= 2**31 else np.int64

@@ -20,7 +20,7 @@ example:
 
 
 def add_command(commands: argparse._SubParsersAction[Any]) -> None:
-    """Add the command to those of the command line."""
+    """Add the command to the command line."""
     command = new_command(
         commands,
         "info",
@@ -33,7 +33,7 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the facts and return the exit code."""
+    """Return the exit code after printing the facts."""
     try:
         facts: dict[str, Any] = {
             "version": _core.__version__,
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
             "numpy": np.__version__,
             "platform": platform.platform(),
         }
-    except ValueError as error:  # EXACTKNN_SIMD or EXACTKNN_NUM_THREADS has no meaning
+    except ValueError as error:  # EXACTKNN_SIMD or EXACTKNN_NUM_THREADS is invalid
         raise CommandError(str(error)) from error
     if arguments.json:
         print(json.dumps(facts, indent=2))

@@ -2,11 +2,11 @@
 
 ::
 
-    argv --> arguments --> headers of the files --> outputs staged --> search, scores, pairs --> outputs renamed
+    argv --> arguments --> file headers checked --> outputs staged --> search, scores, pairs --> outputs renamed
              (options)     (files)                  (files)           (a module each)           into place
                  +-------------+------------------------+---- one line on stderr, exit code ----+
 
-Whatever can be refused is refused before the search starts.
+Everything that can be checked is checked before the search starts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from exactknn.cli import evaluate, groundtruth, info, match, search
 from exactknn.cli.console import EXIT_BROKEN_PIPE, EXIT_FAILURE, CommandError, warn
 
 _DESCRIPTION = """\
-Exact k-nearest-neighbour search: the same answer as float64 brute force, ties to the lowest row number,
+Exact k-nearest-neighbour search: the result of float64 brute force, ties to the lowest row number,
 identical for every CPU, thread count and batch.
 """
 
@@ -35,15 +35,15 @@ example:
   exactknn search --query queries.fbin --reference base.fbin -k 100 --output neighbours.npz
 
 exit codes:
-  0 done   1 could not be done   2 refused (arguments or a file)   130 interrupted
+  0 success   1 failure   2 invalid argument or file   130 interrupted
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code; nothing is raised and the process is not ended.
+    """Run the command line and return its exit code; it neither raises nor ends the process.
 
     Args:
-        argv: the arguments after the program's name; None takes those of the process.
+        argv: the arguments after the program's name; None: those of the process.
     """
     stop = _Stop()
     try:
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         warn(f"{'terminated' if stop.terminated else 'interrupted'}{interrupt}")
         return 128 + (stop.terminated or signal.SIGINT)
     except BrokenPipeError:
-        # The interpreter flushes stdout once more at exit; let that go nowhere rather than complain.
+        # The interpreter flushes stdout once more at exit; without this redirect it would print an error.
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
@@ -72,12 +72,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_FAILURE
 
 
-# What batch systems send, and what a lost connection does.
+# Sent by batch systems, and on a lost connection.
 _TERMINATING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
 class _Stop:
-    """Turns signals that end a process into the interrupt that removes temporary files on its way out."""
+    """Turns terminating signals into `KeyboardInterrupt`, so that temporary files are removed."""
 
     def __init__(self) -> None:
         self.terminated = 0
@@ -92,10 +92,10 @@ class _Stop:
         try:
             for number in _TERMINATING:
                 handler = signal.getsignal(number)
-                if handler is not signal.SIG_IGN:  # as nohup leaves SIGHUP
+                if handler is not signal.SIG_IGN:  # nohup ignores SIGHUP
                     signal.signal(number, self._interrupt)
                     previous[number] = handler
-        except ValueError:  # not the main thread: signals are someone else's
+        except ValueError:  # not the main thread, which alone may set signal handlers
             yield
             return
         try:
@@ -109,13 +109,13 @@ def _run(argv: Sequence[str] | None) -> int:
     parser = _parser()
     try:
         arguments = parser.parse_args(_with_attached_thresholds(sys.argv[1:] if argv is None else argv))
-    except SystemExit as stop:  # --help has been printed
+    except SystemExit as stop:  # after --help
         return int(stop.code or 0)
     if arguments.version:
         print(f"exactknn {__version__}")
         return 0
     if arguments.command is None:
-        parser.error("a command is wanted: search, groundtruth, evaluate, match or info")
+        parser.error("expected a command: search, groundtruth, evaluate, match or info")
     command: Callable[[argparse.Namespace], int] = arguments.run
     try:
         return command(arguments)
@@ -124,7 +124,7 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def _with_attached_thresholds(argv: Sequence[str]) -> list[str]:
-    """`--threshold -1e-3` as `--threshold=-1e-3`: argparse takes a word like the second for an option."""
+    """Return the arguments with `--threshold -1e-3` as `--threshold=-1e-3`: argparse parses `-1e-3` as an option."""
     words: list[str] = []
     for word in argv:
         if words and words[-1] == "--threshold" and word.startswith("-") and _is_number(word):
@@ -143,7 +143,7 @@ def _is_number(text: str) -> bool:
 
 
 class _Parser(argparse.ArgumentParser):
-    """An `ArgumentParser` whose errors are one line, as all others here."""
+    """An `ArgumentParser` with one-line errors, like all errors of the command line."""
 
     def error(self, message: str) -> NoReturn:
         raise CommandError(f"{message} (see: {self.prog} --help)")

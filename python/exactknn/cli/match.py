@@ -1,9 +1,9 @@
 """``exactknn match``: all pairs of rows within a distance, found in blocks of queries.
 
-    rows ──References.pairs, a block of queries at a time──> pairs ──among themselves: each once──> Pairs of a block
-                 the next block is as large as the matches of this one allow
+    rows ──References.pairs, a block of queries at a time──> pairs ──self-search: each once──> Pairs of a block
+                 the matches of a block set the size of the next
 
-Among themselves a pair is found once: the lower row is the query.
+Without a reference each pair is found once: the lower row is the query.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from exactknn.cli.files import common_dtype, input_paths, open_inputs, put_in_pl
 from exactknn.cli.options import FORMATS, add_inputs, add_running, new_command, real
 
 _FIRST_CELLS = 1 << 24
-"""Pairs of rows that are looked at before anything is known of how many match."""
+"""Candidate pairs in the first block, before the share of matches is known."""
 _BLOCK_PAIRS = 1 << 21
-"""Matches that a block of queries is to have at most, as far as the block before it tells."""
+"""Target number of matches of a block of queries, estimated from the block before it."""
 _BLOCK_QUERIES = 1 << 14
-"""Queries of a block at most. For each block the core packs the references once more."""
+"""Maximum queries of a block."""
 
 
 _DESCRIPTION = """\
 Find all pairs of vectors whose distance is at most a threshold, such as near-duplicates.
 
-Without --reference the vectors are compared among themselves: every pair is written once, the lower row number first,
+Without --reference the vectors are compared with each other: every pair is written once, the lower row number first,
 and no vector is paired with itself. The threshold is rounded to the type of the distances (float32, or float64 for
-float64 vectors), so that a distance that was written matches at that number.
+float64 vectors), so a pair matches if the threshold is its written distance.
 
 """
 
@@ -48,7 +48,7 @@ examples:
   # near-duplicates in a file of embeddings
   exactknn match --query embeddings.npy --metric cosine --threshold 0.05 --output pairs.csv
 
-  # rows of the test set that are in the training set
+  # rows of the test set that occur in the training set
   exactknn match --query test.npy --reference train.npy --threshold 0 --output leaks.csv
 
   # read the result
@@ -57,7 +57,7 @@ examples:
 
 
 def add_command(commands: argparse._SubParsersAction[Any]) -> None:
-    """Add the command to those of the command line."""
+    """Add the command to the command line."""
     command = new_command(
         commands,
         "match",
@@ -73,19 +73,19 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
         type=real,
         metavar="T",
         help="the largest distance of a pair, in the units of the metric (sqeuclidean: squared); "
-        "for inner_product the least product",
+        "for inner_product the smallest product",
     )
     command.add_argument(
         "--output",
         required=True,
         metavar="OUT",
-        help=".csv (lines query,reference,distance below a header), or .npz (arrays of these names)",
+        help=".csv (lines query,reference,distance after a header), or .npz (arrays with these names)",
     )
     add_running(command)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Find the pairs, write them and return the exit code."""
+    """Return the exit code after finding and writing the pairs."""
     query, reference = open_inputs(arguments)
     suffix = check_output_suffix(arguments.output, PAIR_SUFFIXES, "--output")
     dtype = np.dtype(np.float64 if common_dtype(query, reference) == np.float64 else np.float32)
@@ -111,7 +111,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _rounded(threshold: float, dtype: np.dtype[Any]) -> float:
-    """The threshold in the type of the distances, in which one that was written is the number that was compared."""
+    """Return the threshold rounded to the type of the distances, so that written distances compare equal."""
     with np.errstate(over="ignore"):
         rounded = float(dtype.type(threshold))
     if math.isinf(rounded):
@@ -129,32 +129,32 @@ def matches(
     num_threads: int | None,
     progress: Report | None,
 ) -> Iterator[Pairs]:
-    """Find the pairs within the threshold, by query row, then by reference row.
+    """Yield the pairs within the threshold, ordered by query row, then by reference row.
 
     Args:
         pair: the rows; without a reference each pair is found once, the lower row as the query.
-        threshold: largest distance of a pair, least product for ``"inner_product"``.
+        threshold: largest distance of a pair, smallest product for ``"inner_product"``.
         metric: of `exactknn.knn`.
         p: exponent of ``"minkowski"``.
         exclude_self: whether query ``i`` is not paired with reference ``i``.
         num_threads: threads, at least 1. ``None``: see `exactknn.set_num_threads`.
-        progress: is told the finished fraction.
+        progress: called with the finished fraction.
 
     Raises:
-        ValueError: a NaN or infinity, by its row, and what else the core refuses.
+        ValueError: a row holds a NaN or infinity (the message names it), or the core rejects the arguments.
     """
     among_themselves, searched, n = pair.reference is None, pair.searched, len(pair.query)
     start, rows = 0, min(_FIRST_CELLS // max(1, len(searched)) + 1, _BLOCK_QUERIES)
-    # No distance is below zero: this only finds a row that is not finite, by its number in the file.
+    # No distance is negative: this call only checks for non-finite rows, reported by their number in the file.
     _core.radius(pair.query, pair.reference, -1.0, "sqeuclidean", num_threads=num_threads)
     references = References(pair, metric, p=p, exclude_self=exclude_self, num_threads=num_threads)
     while start < n:
         stop = min(start + rows, n)
-        # Among themselves the lower row is the query: rows before a block have met it when they were queries.
+        # In a self-search the lower row is the query: earlier blocks have already met the rows before this one.
         first = start if among_themselves else 0
         part = part_of(progress, _share(start, n, among_themselves), _share(stop, n, among_themselves))
         query, reference, distances = references.pairs(start, stop, threshold, since=first, progress=part)
-        assert distances is not None, "they were asked for"
+        assert distances is not None, "return_distances is True"
         found = len(query)
         if among_themselves:
             upper = reference > query
@@ -165,5 +165,5 @@ def matches(
 
 
 def _share(row: int, n: int, among_themselves: bool) -> float:
-    """The finished fraction when all queries before `row` are."""
+    """Return the finished fraction when all queries before `row` are finished."""
     return 1 - (1 - row / n) ** 2 if among_themselves else row / n

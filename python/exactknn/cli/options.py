@@ -1,7 +1,6 @@
-"""The options that several commands of the command line share, and the types of their values.
+"""Options shared by several commands, and the types of their values.
 
-A type raises ``argparse.ArgumentTypeError``, whose text says what was wanted and what was given; argparse puts the
-option before it.
+A type raises ``argparse.ArgumentTypeError`` with what was expected and what was given; argparse prepends the option.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from exactknn.cli.console import CommandError
 FORMATS = """\
 Vectors are read from
   .npy, .npz           NumPy: one 2-D array of float16, float32, float64 or 8- or 16-bit integers, never pickled;
-                       file.npz:name chooses among several arrays
+                       file.npz:name selects one of several arrays
   .fvecs, .bvecs, .ivecs
                        per row: int32 dimension, then float32, uint8 or int32 values
   .fbin, .u8bin, .i8bin
                        uint32 rows, uint32 dimension, then float32, uint8 or int8 values
-Integers are searched as float32 values, which hold them exactly.
+Integers are searched as float32, which represents them exactly.
 """
 
 
@@ -34,7 +33,7 @@ def new_command(
     description: str,
     epilog: str,
 ) -> argparse.ArgumentParser:
-    """Add a command, run by ``run``, and return its parser."""
+    """Return the parser of a new command, which calls ``run``."""
     command: argparse.ArgumentParser = commands.add_parser(
         name,
         help=summary,
@@ -48,13 +47,13 @@ def new_command(
 
 
 def add_inputs(command: argparse.ArgumentParser) -> None:
-    """Add what `search` and `match` look at."""
+    """Add the inputs of `search` and `match`."""
     command.set_defaults(reference_option="--reference")
     command.add_argument("--query", required=True, metavar="Q", help="file of the query vectors")
     command.add_argument(
         "--reference",
         metavar="R",
-        help="file of the vectors to search among; without it, the queries among themselves, each without itself",
+        help="file of the reference vectors; default: the queries, each excluded from its own neighbours",
     )
     add_metric(command, "--metric")
     command.add_argument(
@@ -65,13 +64,13 @@ def add_inputs(command: argparse.ArgumentParser) -> None:
 
 
 def add_metric(command: argparse.ArgumentParser, name: str) -> None:
-    """Add what to rank by, under this name, and ``--p``."""
+    """Add the option of this name for the metric, and ``--p``."""
     command.add_argument(
         name,
         choices=METRICS,
         default="sqeuclidean",
-        help="what to rank by: sqeuclidean (default), euclidean and cosine (1 - similarity) smallest first, "
-        "inner_product largest first; cityblock, chebyshev and minkowski (see --p) smallest first",
+        help="metric: sqeuclidean (default), euclidean, cosine (1 - similarity), cityblock, chebyshev, minkowski "
+        "(see --p), smallest first; inner_product, largest first",
     )
     command.add_argument(
         "--p",
@@ -82,85 +81,85 @@ def add_metric(command: argparse.ArgumentParser, name: str) -> None:
 
 
 def add_memory(command: argparse.ArgumentParser) -> None:
-    """Add how to search among more vectors than fit into memory."""
+    """Add the options for references that do not fit in memory."""
     command.add_argument(
         "--max-memory",
         type=size,
         metavar="SIZE",
-        help="read the reference in blocks, so that the search takes no more than this, such as 2GB or 512MiB",
+        help="memory limit of the search, such as 2GB or 512MiB; the reference is read in blocks",
     )
     command.add_argument(
         "--resume",
         metavar="FILE",
-        help="keep the state of the search here now and then and at an interrupt, go on from it when it is there, and "
+        help="save the state of the search here, periodically and when interrupted; continue from it if it exists; "
         "remove it at the end",
     )
 
 
 def add_running(command: argparse.ArgumentParser) -> None:
     """Add threads and progress."""
-    command.add_argument("--threads", type=positive, metavar="N", help="threads to use (default: the cores available)")
+    command.add_argument("--threads", type=positive, metavar="N", help="number of threads (default: available cores)")
     command.add_argument(
         "--progress",
         action=argparse.BooleanOptionalAction,
-        help="show progress on stderr (default: when that is a terminal)",
+        help="show progress on stderr (default: if stderr is a terminal)",
     )
 
 
 def neighbours_wanted(text: str) -> int | str:
-    """A number of neighbours, ``"all"`` or ``"max"``."""
+    """Return a number of neighbours, ``"all"`` or ``"max"``."""
     if text in ("all", "max"):
         return text
     try:
         return positive(text)
     except argparse.ArgumentTypeError:
-        raise argparse.ArgumentTypeError(f"wanted a whole number of at least 1, all or max, got {text!r}") from None
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, all or max, got {text!r}") from None
 
 
 def real(text: str) -> float:
-    """A finite number."""
+    """Return a finite number."""
     try:
         number = float(text)
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise argparse.ArgumentTypeError(f"wanted a finite number, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected a finite number, got {text!r}")
     return number
 
 
 def positive(text: str) -> int:
-    """A whole number of at least 1."""
+    """Return a whole number of at least 1."""
     try:
         number = int(text)
     except ValueError:
         number = 0
     if number < 1:
-        raise argparse.ArgumentTypeError(f"wanted a whole number of at least 1, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
     return number
 
 
 def size(text: str) -> int:
-    """A number of bytes, as `as_bytes` reads it."""
+    """Return a number of bytes, parsed by `as_bytes`."""
     try:
         return as_bytes(text, "it")
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"wanted a size of at least one byte such as 2GB, 512MiB or 1500000000, got {text!r}"
+            f"expected a size of at least one byte such as 2GB, 512MiB or 1500000000, got {text!r}"
         ) from None
 
 
 def exponent(text: str) -> float:
-    """A number above 0, or infinity."""
+    """Return a number above 0, possibly infinity."""
     try:
         number = float(text)
     except ValueError:
         number = 0.0
     if not number > 0:
-        raise argparse.ArgumentTypeError(f"wanted a number above 0, or inf, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected a number above 0, or inf, got {text!r}")
     return number
 
 
 def check_exponent(arguments: argparse.Namespace, option: str, metric: str) -> None:
-    """Refuse ``--p`` with another metric than its own."""
+    """Reject ``--p`` unless the metric is ``minkowski``."""
     if arguments.p is not None and metric != "minkowski":
         raise CommandError(f"--p is for {option} minkowski only, got {option} {metric}")

@@ -1,9 +1,9 @@
-"""The HTML page of ``exactknn evaluate``.
+"""The HTML report of ``exactknn evaluate``.
 
     Task, Evaluation --> sections of tables and SVG figures --> one HTML text
 
-The page stands alone: its style and figures are in it, it runs no script and loads nothing from another host. The same
-evaluation gives the same text, so it holds no date. Text from a file or a path is escaped.
+The report is self-contained: style and figures are inline, without scripts or external requests. The same evaluation
+gives the same text, so there is no date. Text from a file or a path is escaped.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ CONFUSIONS = 15
 _LABEL_LENGTH = 60
 _WHAT_IT_SHOWS = {
     "precision_at_1": "How often the nearest reference is of the same class.",
-    "r_precision": "If a class has R references, the first R neighbours should be these: the share that is.",
-    "mean_average_precision_at_r": "As R-precision, but a mistake costs more the nearer it comes.",
-    "mean_average_precision": "The precision at the rank of each reference of the class, averaged: it also falls when "
-    "the last of them lie far behind.",
-    "mean_reciprocal_rank": "One over the rank of the nearest reference of the class: 1 if it is first, 0.5 if second.",
+    "r_precision": "Share of the first R neighbours that are of the same class, R being its number of references.",
+    "mean_average_precision_at_r": "As R-precision, but an early mistake costs more.",
+    "mean_average_precision": "The precision at the rank of each reference of the class, averaged: it also falls if "
+    "the last of them are ranked far behind.",
+    "mean_reciprocal_rank": "1 / rank of the nearest reference of the class: 1 if it is first, 0.5 if second.",
 }
 _WHAT_IT_SHOWS_AT = {
     "precision": "Share of the first {k} neighbours that are of the same class. Below 1 where a class has "
@@ -41,10 +41,9 @@ _WHAT_IT_SHOWS_AT = {
     "recall": "How often at least one of the first {k} neighbours is of the same class.",
     "hit_rate": "How often at least one of the first {k} neighbours is of the same class.",
     "found_fraction": "Share of the references of the same class that are among the first {k} neighbours.",
-    "ndcg": "1 when the first {k} neighbours are of the same class, as far as it has references; a mistake costs "
-    "more the nearer it comes.",
-    "knn_accuracy": "How often the first {k} neighbours, each with one vote, elect the right class.",
-    "knn_softmax_accuracy": "How often the first {k} neighbours elect the right class, near ones having more votes.",
+    "ndcg": "1 if all references of the class, or {k} of them, come first; an early mistake costs more.",
+    "knn_accuracy": "How often the right class has the most votes among the first {k} neighbours.",
+    "knn_softmax_accuracy": "The same vote of the first {k} neighbours, weighted by similarity.",
 }
 _DISTANCE_WORDS = {
     "sqeuclidean": "squared Euclidean distance",
@@ -113,12 +112,12 @@ footer { margin-top: 3rem; padding-top: .8rem; border-top: 1px solid var(--line)
 
 
 def page(task: Task, evaluation: Evaluation, files: Mapping[str, str]) -> str:
-    """The report.
+    """Return the report as HTML.
 
     Args:
-        task: what was evaluated.
-        evaluation: with details.
-        files: paths by what they hold, shown at the top.
+        task: the evaluated rows and classes.
+        evaluation: the scores, with details.
+        files: paths by name, shown at the top.
     """
     confused = confusions(task, evaluation, len(task.query_class))
     title = f"Retrieval evaluation: {_text(os.path.basename(files['embeddings']))}"
@@ -139,8 +138,8 @@ def page(task: Task, evaluation: Evaluation, files: Mapping[str, str]) -> str:
             _facts(task, evaluation, files),
             "</header>",
             *sections,
-            f"<footer>exactknn {_core.__version__}. Neighbours are exact: the order is that of float64 distances, ties "
-            "go to the lowest row.</footer>",
+            f"<footer>exactknn {_core.__version__}. Neighbours are exact: ordered by float64 distances, ties by row "
+            "number.</footer>",
             "</main>\n</body>\n</html>\n",
         ]
     )
@@ -150,7 +149,7 @@ def _facts(task: Task, evaluation: Evaluation, files: Mapping[str, str]) -> str:
     looked_at = f"all {evaluation.k:,}" if evaluation.k == task.candidates else f"the first {evaluation.k:,}"
     facts = {name.replace("_", " "): f"<bdi>{_text(path)}</bdi>" for name, path in files.items()}
     facts["distance"] = _DISTANCE_WORDS[task.distance] + ("" if task.p is None else f", p = {task.p:g}")
-    facts["neighbours looked at"] = f"{looked_at}, unless a metric names a number of its own"
+    facts["neighbours used"] = f"{looked_at}, unless the metric's name gives a number"
     return "<dl>" + "".join(f"<dt>{name}</dt><dd>{fact}</dd>" for name, fact in facts.items()) + "</dl>"
 
 
@@ -162,17 +161,16 @@ def _metrics_section(evaluation: Evaluation) -> str:
         shows = f"{_metric_name(name)}<small>{_what_it_shows(name)}</small>"
         rows.append([shows, _value(mean) + _bar(mean), f"{counted:,}"])
     left_out = (
-        f"{count(lone, 'query is', 'queries are')} lone: without a reference of their class, so that nothing could be "
-        "found for them. They are left out of every metric."
+        f"Excluded: {count(lone, 'query', 'queries')} without positives (lone: no reference of the same class)."
         if lone
-        else "No query is lone: each has a reference of its class."
+        else "Every query has positives: references of its class."
     )
     table = _table("Metrics", ["metric, and what it shows", "value", "queries"], rows, numbers={1, 2})
     return _section("Metrics", f"<p>Each value is a mean over queries, from 0 to 1. {left_out}</p>{table}")
 
 
 def _metric_name(name: str) -> str:
-    """The name, which may be broken behind an underscore."""
+    """Return the name as HTML that may break after an underscore."""
     return f"<code>{name.replace('_', '_<wbr>')}</code>"
 
 
@@ -188,12 +186,12 @@ def _curves_section(evaluation: Evaluation) -> str:
     assert evaluation.details is not None
     counts = evaluation.relevant_counts[evaluation.counted]
     if not len(counts):
-        return _section(title, "<p>Nothing to draw: every query is lone.</p>")
+        return _section(title, "<p>No figure: no query has positives.</p>")
     number = np.arange(1, len(evaluation.details.first_at) + 1)
     recall = np.cumsum(evaluation.details.first_at) / len(counts)
     precision = np.cumsum(evaluation.details.relevant_at) / (len(counts) * number)
     best = _best_precision(counts, number)
-    # The last one, too, and none that its number would be written over.
+    # Always the last one, and none so close to it that their labels would overlap.
     shown = [k for k in (1, 2, 5, 10, 20, 50) if k < 0.8 * len(number)] + [len(number)]
     figures = (
         _figure(
@@ -204,22 +202,22 @@ def _curves_section(evaluation: Evaluation) -> str:
         _figure(
             curve("Precision at k", number, [precision, best], shown),
             '<b>Precision@k.</b> <span class="key"></span>Share of the first k neighbours that are of the same '
-            'class. <span class="key two"></span>The most that is possible: a class with fewer than k references '
-            "cannot fill them." + axis_words([precision, best]),
+            'class. <span class="key two"></span>The highest possible value: a class with fewer than k references '
+            "cannot reach 1." + axis_words([precision, best]),
         ),
     )
     rows = [
         [name, *(_value(float(curve[k - 1])) for k in shown)]
-        for name, curve in (("recall@k", recall), ("precision@k", precision), ("most possible", best))
+        for name, curve in (("recall@k", recall), ("precision@k", precision), ("highest possible", best))
     ]
     table = _table(title, ["k", *map(str, shown)], rows, numbers=set(range(1, len(shown) + 1)))
     return _section(title, f'<div class="pair">{"".join(figures)}</div><div class="values">{table}</div>')
 
 
 def _best_precision(relevant_counts: Ints, number: Ints) -> Floats:
-    """Mean precision at each of ``number`` if all relevant references came first."""
+    """Return the mean precision at each of ``number`` if all relevant references came first."""
     most = len(number)
-    # How many queries have at least j relevant references: so many can be right at rank j.
+    # The number of queries with at least j relevant references, which can all be right at rank j.
     at_least = np.bincount(np.minimum(relevant_counts, most), minlength=most + 1)[::-1].cumsum()[::-1][1:]
     best: Floats = np.cumsum(at_least) / (len(relevant_counts) * number)
     return best
@@ -233,7 +231,7 @@ def _pairs_section(task: Task) -> str:
     kinds = [("same-class pairs", same, "one"), ("other-class pairs", other, "two")]
     drawn = [(name, sample, style) for name, sample, style in kinds if len(sample.values)]
     if not drawn:
-        return _section(title, "<p>Nothing to draw: there are no pairs, or none with a value below 1e300.</p>")
+        return _section(title, "<p>No figure: there are no pairs, or none with a value below 1e300.</p>")
     larger = task.distance == "inner_product"
     words = [
         f'<p><span class="key {style}"></span>{name.capitalize()}: {_pairs_words(sample)}</p>'
@@ -244,7 +242,7 @@ def _pairs_section(task: Task) -> str:
         nearer = float(np.mean(other.values > middle if larger else other.values < middle))
         words.append(
             f"<p>{nearer:.2%} of the other-class pairs are nearer than the median same-class pair. The less the two "
-            "shapes overlap, the better one threshold can tell whether two rows belong together.</p>"
+            "distributions overlap, the better a single threshold separates the classes.</p>"
         )
     axis = f"{_DISTANCE_WORDS[task.distance]}; {'larger' if larger else 'smaller'} is nearer"
     low, high = span([sample.values for _, sample, _ in drawn])
@@ -252,7 +250,7 @@ def _pairs_section(task: Task) -> str:
     outside = ", ".join(f"{share:.1%} of {name}" for (name, _, _), share in zip(drawn, beyond, strict=True) if share)
     figure = _figure(
         histogram(title, axis, drawn, low, high),
-        f"Share of the pairs of each kind by their value.{f' Beyond the axis: {outside}.' if outside else ''}",
+        f"Share of the pairs of each kind by value.{f' Beyond the axis: {outside}.' if outside else ''}",
     )
     return _section(title, f'<div class="pair">{figure}<div>{"".join(words)}</div></div>')
 
@@ -272,7 +270,7 @@ def _worst_section(task: Task, evaluation: Evaluation, confused: Sequence[Confus
     queries = np.bincount(task.query_class, minlength=len(task.classes))
     means = class_means(values, task.query_class, len(task.classes))
     scored = np.flatnonzero(~np.isnan(means))
-    # Of equal ones the class with more queries first.
+    # Ties: the class with more queries first.
     worst = scored[np.lexsort((scored, -queries[scored], means[scored]))][:WORST_CLASSES]
     instead: dict[int, Confusion] = {}
     for confusion in confused:
@@ -287,23 +285,23 @@ def _worst_section(task: Task, evaluation: Evaluation, confused: Sequence[Confus
         )
         rows.append([_label(task, code), f"{queries[code]:,}", _value(means[code]) + _bar(means[code]), mistaken])
     if not rows:
-        return _section(title, "<p>Nothing to show: every query is lone.</p>")
+        return _section(title, "<p>No table: no query has positives.</p>")
     if len(rows) < len(scored):
         which = f"The lowest {len(rows)} of {classes(len(scored))}"
     else:
         which = "The only class" if len(rows) == 1 else f"All {len(rows)} classes"
     words = (
-        f"{which} by {_metric_name(name)}, lowest first. The last column is the class that a wrong nearest "
-        "reference belongs to most often, and for which share of the queries."
+        f"{which} by {_metric_name(name)}, lowest first. The last column is the most frequent class of a wrong "
+        "nearest reference, with its share of the queries."
     )
-    table = _table(title, ["class", "queries", _metric_name(name), "nearest instead"], rows, numbers={1, 2})
+    table = _table(title, ["class", "queries", _metric_name(name), "confused with"], rows, numbers={1, 2})
     return _section(title, f"<p>{words}</p>{table}")
 
 
 def _confusions_section(task: Task, evaluation: Evaluation, confused: Sequence[Confusion]) -> str:
     title = "Classes most often confused"
     if not evaluation.counted.any():
-        return _section(title, "<p>Nothing to show: every query is lone.</p>")
+        return _section(title, "<p>No table: no query has positives.</p>")
     if not confused:
         return _section(title, "<p>None: the nearest reference of every query is of the same class.</p>")
     queries = np.bincount(task.query_class, minlength=len(task.classes))
@@ -316,13 +314,13 @@ def _confusions_section(task: Task, evaluation: Evaluation, confused: Sequence[C
         ]
         for confusion in confused
     ]
-    words = "Queries whose nearest reference is of another class, by these two classes, most frequent first."
+    words = "Queries whose nearest reference is of another class, by pair of classes, most frequent first."
     heads = ["class of the query", "class of the nearest", "queries", "share of the class"]
     return _section(title, f"<p>{words}</p>{_table(title, heads, rows, numbers={2, 3})}")
 
 
 def _text(text: str) -> str:
-    """Any text as HTML: lone surrogates, as in undecodable paths, cannot be written as UTF-8."""
+    """Return the text as HTML, with lone surrogates (undecodable paths), which UTF-8 cannot encode, escaped."""
     return html.escape(text.encode("utf-8", "backslashreplace").decode())
 
 
@@ -359,7 +357,7 @@ def _table(
     rows: Sequence[Sequence[str]],
     numbers: Set[int],
 ) -> str:
-    """A table of HTML cells; the first of each row is its header."""
+    """Return a table of HTML cells; the first cell of each row is its header."""
 
     def kind(column: int) -> str:
         return f' class="{"number" if column in numbers else "name"}"'

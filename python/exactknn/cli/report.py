@@ -1,4 +1,4 @@
-"""What ``exactknn evaluate`` prints and writes as text: a table, JSON, and a CSV file of classes."""
+"""Text output of ``exactknn evaluate``: a table, JSON, and a CSV file of classes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from exactknn._retrieval.evaluate import Evaluation
 from exactknn._retrieval.metrics import class_means, mean_of
 from exactknn._retrieval.task import Task
 
-_LONE = "lone: queries without a reference of their class; they are left out of every metric"
+_LONE = "lone: queries without positives (no reference of their class); excluded from every metric"
 
 
 def as_table(task: Task, evaluation: Evaluation) -> str:
-    """The metrics as lines of text."""
+    """Return the metrics as lines of text."""
     counted, lone = counted_and_lone(evaluation)
     width = max(map(len, evaluation.values))
     lines = [
@@ -34,7 +34,7 @@ def as_table(task: Task, evaluation: Evaluation) -> str:
 
 
 def as_json(task: Task, evaluation: Evaluation) -> str:
-    """The metrics and what they were computed of, as one JSON object; null stands for NaN."""
+    """Return the metrics and the facts of the evaluation as one JSON object; null stands for NaN."""
     counted, lone = counted_and_lone(evaluation)
     means = {name: mean_of(values) for name, values in evaluation.values.items()}
     facts = {
@@ -53,7 +53,7 @@ def as_json(task: Task, evaluation: Evaluation) -> str:
 
 
 def per_class_csv(task: Task, evaluation: Evaluation) -> str:
-    """One line a class of the queries, in the order of the labels; no value where its queries are lone."""
+    """Return one line per class of the queries, in label order; values are empty if none of them has positives."""
     number = len(task.classes)
     queries = np.bincount(task.query_class, minlength=number)
     means = [class_means(values, task.query_class, number) for values in evaluation.values.values()]
@@ -69,13 +69,13 @@ def per_class_csv(task: Task, evaluation: Evaluation) -> str:
 
 
 def counted_and_lone(evaluation: Evaluation) -> tuple[int, int]:
-    """Return how many queries have a relevant reference, and how many have none."""
+    """Return the numbers of queries with and without positives."""
     counted = int(evaluation.counted.sum())
     return counted, len(evaluation.counted) - counted
 
 
 def subject(task: Task) -> str:
-    """Return what was evaluated: numbers of queries, classes and references."""
+    """Return what was evaluated: the numbers of queries, classes and references."""
     queries = f"{count(len(task.query_class), 'query', 'queries')} of {classes(len(np.unique(task.query_class)))}"
     if task.excludes_self:
         return f"{queries}, each against {count(task.candidates, 'other', 'others')}"
@@ -83,17 +83,17 @@ def subject(task: Task) -> str:
 
 
 def count(number: int, one: str, many: str) -> str:
-    """Return the number and what it counts, in the singular or the plural."""
+    """Return the number with its noun, in the singular or the plural."""
     return f"{number:,} {one if number == 1 else many}"
 
 
 def classes(number: int) -> str:
-    """Return a number of classes, in words."""
+    """Return a number of classes with its noun."""
     return count(number, "class", "classes")
 
 
 def distance_name(task: Task) -> str:
-    """Return the name of the metric, with its exponent where it has one."""
+    """Return the name of the metric, with its exponent if it has one."""
     return task.distance if task.p is None else f"{task.distance} with p = {task.p:g}"
 
 

@@ -1,12 +1,12 @@
-"""``exactknn search``: files of vectors in, files of neighbours out. ``exactknn groundtruth`` takes the same course.
+"""``exactknn search``: files of vectors in, files of neighbours out. ``exactknn groundtruth`` shares its code.
 
 ::
 
     headers checked --> outputs staged --+--> all vectors loaded ------> _core.knn ---+--> written, renamed into place
                                          +--> --max-memory, --resume --> _stream -----+
-                                                    now and then, and at Ctrl-C --> checkpoint
+                                                    periodically, and at Ctrl-C --> checkpoint
 
-What the two commands do not share is handed to `find`: how outputs are checked, and how neighbours are written.
+The two commands differ in how they check the outputs and write the neighbours: they pass both functions to `find`.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from exactknn.cli.files import check_apart, common_dtype, input_paths, open_inpu
 from exactknn.cli.options import FORMATS, add_inputs, add_memory, add_running, new_command, positive
 
 OpenOutputs = Callable[[VectorFile, VectorFile | None, argparse.Namespace, contextlib.ExitStack], list[OutputFile]]
-"""Checks where the results of query and reference go and stages the files there, that of the neighbours first."""
+"""Checks the output options for query and reference and stages the output files, the neighbours first."""
 Write = Callable[[OutputFile, VectorFile, VectorFile | None, argparse.Namespace, Any, Any], None]
-"""Writes distances and indices of the neighbours to a staged file."""
+"""Writes the distances and indices of the neighbours to a staged file."""
 
 _DESCRIPTION = """\
 Find the k nearest reference vectors of every query vector.
@@ -59,7 +59,7 @@ examples:
   # neighbours of each row among the other rows
   exactknn search --query embeddings.npy -k 10 --metric cosine --output neighbours.npz
 
-  # a reference that does not fit into memory; after Ctrl-C the same command goes on
+  # a reference that does not fit in memory; after Ctrl-C, rerun the command to continue
   exactknn search --query query.fbin --reference base.fbin -k 100 --max-memory 2GB --resume search.state \\
       --output truth.ivecs
 
@@ -69,7 +69,7 @@ examples:
 
 
 def add_command(commands: argparse._SubParsersAction[Any]) -> None:
-    """Add the command to those of the command line."""
+    """Add the command to the command line."""
     command = new_command(
         commands, "search", run, "find the nearest neighbours of the vectors in a file", _DESCRIPTION + FORMATS, _EPILOG
     )
@@ -81,27 +81,27 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
         metavar="OUT",
         help=".npz (arrays distances and indices), or .ivecs or .ibin (indices alone, int32)",
     )
-    command.add_argument("--distances", metavar="OUT2", help="write the distances here too: .fbin or .fvecs (float32)")
+    command.add_argument("--distances", metavar="OUT2", help="also write the distances here: .fbin or .fvecs (float32)")
     add_memory(command)
     add_running(command)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Search, write the result and return the exit code."""
+    """Return the exit code after searching and writing the result."""
     return find(arguments, _open_outputs, _write)
 
 
 def find(arguments: argparse.Namespace, open_outputs: OpenOutputs, write: Write) -> int:
-    """Search, write the result, also the distances alone where they are wanted, and return the exit code.
+    """Return the exit code after searching and writing the neighbours and, with ``--distances``, the distances.
 
     Args:
         arguments: of ``search`` or ``groundtruth``.
-        open_outputs: checks where the results go, before the search.
-        write: writes the neighbours, after it.
+        open_outputs: checks and stages the outputs before the search.
+        write: writes the neighbours after the search.
 
     Raises:
-        CommandError, FileError: an argument or a file that is refused.
-        KeyboardInterrupt: at Ctrl-C; its text says how to go on, where the state was kept.
+        CommandError, FileError: an argument or a file is invalid.
+        KeyboardInterrupt: at Ctrl-C; if the state was saved, its text says how to continue.
     """
     most_bytes = math.inf if arguments.max_memory is None else arguments.max_memory
     try:
@@ -120,10 +120,10 @@ def find(arguments: argparse.Namespace, open_outputs: OpenOutputs, write: Write)
             put_in_place(outputs)
         if arguments.resume is not None:
             with contextlib.suppress(FileNotFoundError):
-                os.remove(os.path.realpath(arguments.resume))  # a link to it stays, as when it is replaced
+                os.remove(os.path.realpath(arguments.resume))  # keep a symbolic link to it, as replacing it does
     except KeyboardInterrupt as interrupt:
         if arguments.resume is not None and os.path.exists(arguments.resume):
-            raise KeyboardInterrupt(f"; the same command goes on from {arguments.resume}") from interrupt
+            raise KeyboardInterrupt(f"; rerun the command to continue from {arguments.resume}") from interrupt
         raise
     rows, columns = indices.shape
     for output in outputs:
@@ -143,18 +143,18 @@ def _write(
 
 
 def _check_count(query: VectorFile, reference: VectorFile | None, arguments: argparse.Namespace) -> None:
-    """Refuse a ``-k`` that is too large for the files."""
+    """Reject a ``-k`` that is too large for the files."""
     source = reference or query
     excludes_self = _excludes_self(reference, arguments)
     if arguments.k > source.rows - excludes_self:
-        without = ", of which a query may return all but itself" if excludes_self else ""
+        without = ", and a query may return all but itself" if excludes_self else ""
         raise CommandError(f"-k {arguments.k} is too large: {source.path} has {source.rows} rows{without}")
 
 
 def _open_outputs(
     query: VectorFile, reference: VectorFile | None, arguments: argparse.Namespace, stack: contextlib.ExitStack
 ) -> list[OutputFile]:
-    """Check where the results go and stage the files there, so that no search is made in vain."""
+    """Return the staged output files; checked before the search, so that no search is wasted."""
     suffix = check_output_suffix(arguments.output, RESULT_SUFFIXES, "--output")
     paths = {"--output": arguments.output}
     check_indices_fit((reference or query).rows, arguments.output, suffix)
@@ -166,7 +166,7 @@ def _open_outputs(
 
 
 def check_distances_fit(query: VectorFile, reference: VectorFile | None, path: str, suffix: str, instead: str) -> None:
-    """Refuse float64 distances for a file that holds float32 alone; ``instead`` names the kinds that hold them."""
+    """Reject float64 distances for a float32 file format; ``instead`` names the formats that hold float64."""
     if common_dtype(query, reference) == np.float64:
         raise CommandError(
             f"{path}: float64 vectors have float64 distances, which {suffix} cannot hold; "
@@ -181,7 +181,7 @@ def staged(
     arguments: argparse.Namespace,
     stack: contextlib.ExitStack,
 ) -> list[OutputFile]:
-    """Stage the files at these paths, by option, none of them an input or the state of the search."""
+    """Return staged files for these paths by option; none may be an input or the state of the search."""
     inputs = input_paths(query, reference)
     if arguments.resume is not None:
         check_apart({**paths, "--resume": arguments.resume}, inputs)
@@ -214,7 +214,7 @@ def _neighbours_in_blocks(
     references = queries if reference is None else rows_of(reference, stack)
     exclude_self = _excludes_self(reference, arguments)
     search = Search(arguments.k, arguments.metric, arguments.p, exclude_self, arguments.threads)
-    # What an archive holds had to be read already.
+    # Arrays of an archive are in memory already.
     held = sum(vectors.raw.nbytes for vectors in (query, reference) if vectors is not None and not vectors.is_mapped)
     keeps_state = arguments.resume is not None
     try:
@@ -227,7 +227,7 @@ def _neighbours_in_blocks(
             return large.run(progress)
         checkpoint = Checkpoint(arguments.resume, _about(query, reference, arguments))
         if checkpoint.restore(large):
-            warn(f"going on from {checkpoint.path}, {large.fraction:.0%} done")
+            warn(f"continuing from {checkpoint.path}, {large.fraction:.0%} done")
 
         def keep() -> None:
             if checkpoint.is_due():
@@ -242,22 +242,22 @@ def _neighbours_in_blocks(
 
 
 def rows_of(vectors: VectorFile, stack: contextlib.ExitStack) -> Rows:
-    """The rows of a file, to be read in blocks."""
+    """Return the rows of a file, to be read in blocks."""
     if vectors.offset is None:
         return ArrayRows(vectors.raw, vectors.dtype, False)
     return FileRows(vectors, stack.enter_context(open(vectors.source, "rb", buffering=0)))
 
 
 def _keep(checkpoint: Checkpoint, large: ResumableSearch) -> None:
-    """Write the state; a search does not end because that fails."""
+    """Write the state; if that fails, warn and let the search continue."""
     try:
         checkpoint.write(large.state())
     except (FileError, OSError) as error:
-        warn(f"warning: --resume {checkpoint.path}: the state could not be kept: {error}")
+        warn(f"warning: --resume {checkpoint.path}: the state could not be saved: {error}")
 
 
 def _about(query: VectorFile, reference: VectorFile | None, arguments: argparse.Namespace) -> dict[str, object]:
-    """What a state is of: it is of no use where any of this is different."""
+    """Return what identifies the search; a state is rejected if any of it differs."""
     about: dict[str, object] = {
         "the version of exactknn": _core.__version__,
         "-k": arguments.k,

@@ -47,7 +47,7 @@ mean_reciprocal_rank          0.8667          5          1
 precision_at_1                0.8000          5          1
 r_precision                   0.8000          5          1
 
-lone: queries without a reference of their class; they are left out of every metric
+lone: queries without positives (no reference of their class); excluded from every metric
 """,
         "",
     )
@@ -135,8 +135,8 @@ def test_whole_numbers_in_text_are_in_the_order_of_numbers(example, capsys):
 def test_a_small_k_is_warned_of(example, capsys):
     assert evaluate(*FILES, "-k", 1) == 0
     assert capsys.readouterr().err == (
-        "exactknn: warning: -k 1 is below the largest number of references of a class, 2, and cuts "
-        "mean_average_precision_at_r and r_precision short; -k max looks at as many as are needed\n"
+        "exactknn: warning: -k 1 is below the largest number of references of a class, 2, and truncates "
+        "mean_average_precision_at_r and r_precision; -k max uses as many neighbours as they need\n"
     )
     assert evaluate(*FILES, "-k", 1, "--metrics", "precision_at_1") == 0
     assert evaluate(*FILES, "-k", "max") == 0
@@ -148,7 +148,7 @@ def test_all_lone_is_a_warning_and_null(example, capsys):
     np.save("l.npy", np.arange(6))
     assert evaluate(*FILES, "--json", "--report", "r.html", "--per-class", "c.csv") == 0
     output, errors = capsys.readouterr()
-    assert errors == "exactknn: warning: no query has a reference of its class: every metric is NaN\n"
+    assert errors == "exactknn: warning: no query has a reference of its class, so every metric is NaN\n"
     shown = json.loads(output)
     assert (shown["queries_lone"], set(shown["metrics"].values())) == (6, {None})
     assert Path("c.csv").read_text().splitlines()[1:] == [f"{code},1,,,,," for code in range(6)]
@@ -158,25 +158,25 @@ def test_all_lone_is_a_warning_and_null(example, capsys):
     ("arguments", "message"),
     [
         ((), "the following arguments are required: --embeddings, --labels (see: exactknn evaluate --help)"),
-        ((*FILES, "-k", "0"), "argument -k: wanted a whole number of at least 1, all or max, got '0'"),
-        ((*FILES, "-k", "some"), "argument -k: wanted a whole number of at least 1, all or max, got 'some'"),
+        ((*FILES, "-k", "0"), "argument -k: expected a whole number of at least 1, all or max, got '0'"),
+        ((*FILES, "-k", "some"), "argument -k: expected a whole number of at least 1, all or max, got 'some'"),
         ((*FILES, "--distance", "manhattan"), "argument --distance: invalid choice: 'manhattan'"),
         ((*FILES, "--p", "3"), "--p is for --distance minkowski only, got --distance sqeuclidean"),
-        ((*FILES, "--reference", "e.npy"), "--reference and --reference-labels go together, got only one of them"),
-        ((*FILES, "--reference-labels", "l.npy"), "--reference and --reference-labels go together"),
+        ((*FILES, "--reference", "e.npy"), "--reference and --reference-labels must be given together, got only one"),
+        ((*FILES, "--reference-labels", "l.npy"), "--reference and --reference-labels must be given together"),
         ((*FILES, "--metrics", "f1"), "--metrics: unknown metric 'f1'; known: mean_average_precision, "),
         ((*FILES, "--metrics", "precision_at_0"), "known: mean_average_precision, mean_average_precision_at_r"),
         ((*FILES, "--metrics", "precision_at_1" + "0" * 18), "unknown metric 'precision_at_1000000000000000000'"),
         ((*FILES, "--metrics", "x_at_3"), "precision_at_<k>, recall_at_<k>, hit_rate_at_<k>, found_fraction_at_<k>"),
         ((*FILES, "--metrics", "NMI"), "ndcg_at_<k>, knn_accuracy_at_<k>, knn_softmax_accuracy_at_<k>"),
-        ((*FILES, "--report", "r.pdf"), "r.pdf: unknown suffix '.pdf' for --report; wanted one of .html, .htm"),
-        ((*FILES, "--per-class", "c.txt"), "c.txt: unknown suffix '.txt' for --per-class; wanted one of .csv"),
+        ((*FILES, "--report", "r.pdf"), "r.pdf: unknown suffix '.pdf' for --report; expected one of .html, .htm"),
+        ((*FILES, "--per-class", "c.txt"), "c.txt: unknown suffix '.txt' for --per-class; expected one of .csv"),
         ((*FILES, "--report", "no/r.html"), "does not exist"),
         (("--embeddings", "x.npy", "--labels", "l.npy"), "x.npy: no such file"),
         (("--embeddings", "e.npy", "--labels", "x.csv"), "x.csv: no such file"),
         (("--embeddings", "l.npy", "--labels", "l.npy"), "l.npy: holds int64 values, which look like ids or labels"),
-        (("--embeddings", "e.npy", "--labels", "e.npy"), "e.npy: a 2-D array of shape (6, 1); wanted 1-D, one label"),
-        (("--embeddings", "e.npy", "--labels", "e.fbin"), "e.fbin: unknown suffix '.fbin' for labels; wanted one of"),
+        (("--embeddings", "e.npy", "--labels", "e.npy"), "e.npy: a 2-D array of shape (6, 1); expected 1-D, one label"),
+        (("--embeddings", "e.npy", "--labels", "e.fbin"), "e.fbin: unknown suffix '.fbin' for labels; expected one of"),
     ],
 )
 def test_bad_arguments_are_refused_in_one_line(example, capsys, arguments, message):
@@ -184,11 +184,11 @@ def test_bad_arguments_are_refused_in_one_line(example, capsys, arguments, messa
 
 
 BAD_LABELS = {
-    "too few": ("b.txt", "1\n2\n", "--labels b.txt has 2 labels, e.npy has 6 rows; wanted one label for each row"),
-    "a header": ("b.csv", "class\n" + "1\n" * 6, "has 7 labels, e.npy has 6 rows; wanted one label for each row (the"),
-    "several fields": ("b.csv", "1,2\n" * 6, "b.csv: line 1 has 2 fields; wanted one label a line"),
-    "an empty line": ("b.txt", "1\n\n1\n1\n1\n1\n", "b.txt: label 2 is empty; wanted one label a line"),
-    "an empty line in CSV": ("b.csv", "1\n\n1\n1\n1\n1\n", "b.csv: label 2 is empty; wanted one label a line"),
+    "too few": ("b.txt", "1\n2\n", "--labels b.txt has 2 labels, e.npy has 6 rows; expected one label per row"),
+    "a header": ("b.csv", "class\n" + "1\n" * 6, "has 7 labels, e.npy has 6 rows; expected one label per row (the"),
+    "several fields": ("b.csv", "1,2\n" * 6, "b.csv: line 1 has 2 fields; expected one label per line"),
+    "an empty line": ("b.txt", "1\n\n1\n1\n1\n1\n", "b.txt: label 2 is empty; expected one label per line"),
+    "an empty line in CSV": ("b.csv", "1\n\n1\n1\n1\n1\n", "b.csv: label 2 is empty; expected one label per line"),
     "an open quote": ("b.csv", '"1\n2\n', "b.csv: line 2: unexpected end of data"),
     "a null": ("b.txt", "a\0\nb\n", "b.txt: label 1 holds a null character"),
     "not UTF-8": ("b.txt", b"\xff\xfe", "b.txt: is not UTF-8 text: byte 0xff"),
@@ -197,11 +197,11 @@ BAD_LABELS = {
     "objects": (
         "b.npy",
         np.array([1, "a", None], object),
-        "b.npy: an array of Python objects, which is never unpickled",
+        "b.npy: holds pickled Python objects, which are never loaded",
     ),
-    "complex": ("b.npy", np.ones(6, complex), "b.npy: holds complex128 values; wanted labels: integers, booleans"),
-    "bytes": ("b.npy", np.array([b"a"] * 6), "b.npy: holds bytes8 values; wanted labels"),
-    "0-D": ("b.npy", np.array(3), "b.npy: a 0-D array of shape (); wanted 1-D, one label per row"),
+    "complex": ("b.npy", np.ones(6, complex), "b.npy: holds complex128 values; expected labels: integers, booleans"),
+    "bytes": ("b.npy", np.array([b"a"] * 6), "b.npy: holds bytes8 values; expected labels"),
+    "0-D": ("b.npy", np.array(3), "b.npy: a 0-D array of shape (); expected 1-D, one label per row"),
 }
 
 
@@ -224,17 +224,17 @@ def test_embeddings_that_cannot_be_used(example, capsys):
     np.save("none.npy", POINTS[:0])
     np.save("no-labels.npy", CLASSES[:0])
     Path("names.txt").write_text("a\n" * 6)
-    text = "bad.npy: row 3 holds a NaN or an infinity; wanted finite values"
+    text = "bad.npy: row 3 holds a NaN or an infinity; expected finite values"
     assert refusal(capsys, "--embeddings", "bad.npy", "--labels", "l.npy") == text
     assert refusal(capsys, *FILES, "--reference", "bad.npy", "--reference-labels", "l.npy") == text
     assert refusal(capsys, *FILES, "--reference", "wide.npy", "--reference-labels", "l.npy") == (
         "--embeddings e.npy has dimension 1, --reference wide.npy has 2; they must be equal"
     )
     assert refusal(capsys, *FILES, "--reference", "e.npy", "--reference-labels", "names.txt") == (
-        "l.npy, names.txt: the labels of one side are text, those of the other numbers; wanted the same kind"
+        "l.npy, names.txt: the labels of one side are text, those of the other are numbers; expected the same kind"
     )
     assert refusal(capsys, "--embeddings", "none.npy", "--labels", "no-labels.npy") == (
-        "--embeddings none.npy has no rows; wanted at least one query"
+        "--embeddings none.npy has no rows; expected at least one query"
     )
     assert refusal(capsys, *FILES, "--reference", "e.npy", "--reference-labels", "no-labels.npy").startswith(
         "--reference-labels no-labels.npy has 0 labels, e.npy has 6 rows"
@@ -247,7 +247,7 @@ def test_an_output_replaces_neither_an_input_nor_another(example, capsys):
     assert refusal(capsys, *files, "--per-class", "./l.csv") == "--per-class ./l.csv would replace the input l.csv"
     Path("r.html").symlink_to("c.csv")
     assert refusal(capsys, *files, "--per-class", "c.csv", "--report", "r.html") == (
-        "--per-class and --report are one file: r.html"
+        "--per-class and --report are the same file: r.html"
     )
     assert Path("l.csv").read_text() == "a\n" * 6
 

@@ -1,4 +1,4 @@
-"""``exactknn evaluate`` with files that nobody would choose: it answers, or refuses in one line."""
+"""``exactknn evaluate`` with odd files: it succeeds, or fails with a one-line error."""
 
 import os
 import subprocess
@@ -50,7 +50,7 @@ def test_text_that_is_not_unicode_is_refused(evaluate, code, order):
     labels = np.array(["ab", "ab", "ab", "cd", "cd", "cd"])
     labels.view(np.uint32)[9] = code
     done = evaluate(np.eye(6), labels.astype(f"{order}U2"), "--per-class", "classes.csv")
-    message = f"exactknn: error: labels.npy: the label of row 4 holds {code:#x}, which is no character\n"
+    message = f"exactknn: error: labels.npy: the label of row 4 holds {code:#x}, which is not a Unicode character\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", message)
 
 

@@ -40,13 +40,13 @@ BAD_FILES = {
     "no suffix": (
         "q",
         b"x",
-        "q: unknown suffix ''; wanted one of .npy, .npz, .fvecs, .bvecs, .ivecs, .fbin, .u8bin, .i8bin",
+        "q: unknown suffix ''; expected one of .npy, .npz, .fvecs, .bvecs, .ivecs, .fbin, .u8bin, .i8bin",
     ),
-    "unknown suffix": ("q.hdf5", b"x", "q.hdf5: unknown suffix '.hdf5'; wanted one of .npy"),
+    "unknown suffix": ("q.hdf5", b"x", "q.hdf5: unknown suffix '.hdf5'; expected one of .npy"),
     "ids as ivecs": (
         "q.ivecs",
         struct.pack("<iiiiii", 2, 5, 0, 2, 1, -(2**24) - 1),
-        "q.ivecs: row 1 holds -16777217, which float32 may not hold exactly; wanted integers within 2**24",
+        "q.ivecs: row 1 holds -16777217, which float32 may not hold exactly; expected integers within 2**24",
     ),
     "ids as ibin": ("q.ibin", FOUR_ROWS, "q.ibin: holds integer ids, not vectors"),
     **{
@@ -55,7 +55,7 @@ BAD_FILES = {
     },
     "npy magic": ("q.npy", b"hello, this is text", "q.npy: not a .npy array: it begins with b'hello,'"),
     "npy magic alone": ("q.npy", b"\x93NUMPY", "q.npy: the .npy header cannot be read: EOF: reading magic string"),
-    "npy version": ("q.npy", b"\x93NUMPY\x09\x00", "q.npy: .npy format 9.0; plain arrays have 1.0 or 2.0"),
+    "npy version": ("q.npy", b"\x93NUMPY\x09\x00", "q.npy: .npy format 9.0; expected 1.0 or 2.0"),
     "npy header cut": ("q.npy", npy(np.ones((2, 3)))[:60], "q.npy: the .npy header cannot be read: EOF: reading array"),
     "npy header text": (
         "q.npy",
@@ -65,25 +65,25 @@ BAD_FILES = {
     "npy cut": (
         "q.npy",
         npy(np.ones((4, 3), np.float32))[:-1],
-        "q.npy: the file is cut short: the header announces an array (4, 3) of float32 (48 bytes), 47 are there",
+        "q.npy: the file is cut short: the header announces an array (4, 3) of float32 (48 bytes), found 47 bytes",
     ),
     "npy tail": ("q.npy", npy(np.ones((4, 3), np.float32)) + b"xy", "50 bytes follow it: 2 too many"),
     "npy huge": ("q.npy", handmade_npy(f"({2**40}, {2**20})"), "q.npy: the file is cut short: the header announces"),
-    "npy negative": ("q.npy", handmade_npy("(-1, 3)"), "gives the shape (-1, 3), which is not possible"),
+    "npy negative": ("q.npy", handmade_npy("(-1, 3)"), "gives the impossible shape (-1, 3)"),
     "npy objects": (
         "q.npy",
         npy(np.array([[1, None], [2, "a"]], dtype=object)),
-        "q.npy: an array of Python objects, which is never unpickled",
+        "q.npy: holds pickled Python objects, which are never loaded",
     ),
-    "npy 0-D": ("q.npy", npy(np.float32(3)), "q.npy: a 0-D array of shape (); wanted 2-D, one row per vector"),
-    "npy 1-D": ("q.npy", npy(np.ones(5)), "q.npy: a 1-D array of shape (5,); wanted 2-D, one row per vector"),
-    "npy 3-D": ("q.npy", npy(np.ones((2, 3, 4))), "q.npy: a 3-D array of shape (2, 3, 4); wanted 2-D"),
+    "npy 0-D": ("q.npy", npy(np.float32(3)), "q.npy: a 0-D array of shape (); expected 2-D, one row per vector"),
+    "npy 1-D": ("q.npy", npy(np.ones(5)), "q.npy: a 1-D array of shape (5,); expected 2-D, one row per vector"),
+    "npy 3-D": ("q.npy", npy(np.ones((2, 3, 4))), "q.npy: a 3-D array of shape (2, 3, 4); expected 2-D"),
     "npy d = 0": ("q.npy", npy(np.ones((5, 0))), "q.npy: the vectors have dimension 0 (shape (5, 0))"),
     "npy ids": ("q.npy", npy(np.ones((5, 2), np.int64)), "q.npy: holds int64 values, which look like ids or labels"),
-    "npy complex": ("q.npy", npy(np.ones((5, 2), complex)), "q.npy: holds complex128 values; wanted float16"),
-    "npy bool": ("q.npy", npy(np.ones((5, 2), bool)), "q.npy: holds bool values; wanted float16"),
-    "npy text": ("q.npy", npy(np.array([["a", "b"]])), "q.npy: holds str32 values; wanted float16"),
-    "npy fields": ("q.npy", npy(np.zeros((2, 2), [("a", "f4")])), "q.npy: holds void32 values; wanted float16"),
+    "npy complex": ("q.npy", npy(np.ones((5, 2), complex)), "q.npy: holds complex128 values; expected float16"),
+    "npy bool": ("q.npy", npy(np.ones((5, 2), bool)), "q.npy: holds bool values; expected float16"),
+    "npy text": ("q.npy", npy(np.array([["a", "b"]])), "q.npy: holds str32 values; expected float16"),
+    "npy fields": ("q.npy", npy(np.zeros((2, 2), [("a", "f4")])), "q.npy: holds void32 values; expected float16"),
     "npz text": ("q.npz", b"hello, this is text", "q.npz: not a zip archive, so not an .npz file"),
     "npz cut": ("q.npz", npz(a=np.ones((2, 3)))[:-30], "q.npz: not a zip archive, so not an .npz file"),
     "npz empty": ("q.npz", npz(), "q.npz: the archive holds no array"),
@@ -97,12 +97,12 @@ BAD_FILES = {
         npz(train=np.ones((2, 3)), test=np.ones((2, 3))),
         "q.npz:valid: no array named 'valid'; the archive holds: train, test",
     ),
-    "npz 1-D": ("q.npz", npz(a=np.ones(3)), "q.npz: a 1-D array of shape (3,); wanted 2-D"),
+    "npz 1-D": ("q.npz", npz(a=np.ones(3)), "q.npz: a 1-D array of shape (3,); expected 2-D"),
     "npz ids": ("q.npz:a", npz(a=np.ones((3, 2), np.int32), b=np.ones(1)), "q.npz:a: holds int32 values, which look"),
     "fvecs header": ("q.fvecs", b"\x03\x00", "q.fvecs: is 2 bytes long; each row begins with a 4-byte dimension"),
-    "fvecs d = 0": ("q.fvecs", bytes(32), "q.fvecs: the header gives dimension 0, wanted 1 to 1048576; is it really"),
-    "fvecs d < 0": ("q.fvecs", b"\xff" * 32, "q.fvecs: the header gives dimension -1, wanted 1 to 1048576"),
-    "fvecs absurd d": ("q.fvecs", b"text" * 8, "q.fvecs: the header gives dimension 1954047348, wanted 1 to 1048576"),
+    "fvecs d = 0": ("q.fvecs", bytes(32), "q.fvecs: the header gives dimension 0, expected 1 to 1048576; is it really"),
+    "fvecs d < 0": ("q.fvecs", b"\xff" * 32, "q.fvecs: the header gives dimension -1, expected 1 to 1048576"),
+    "fvecs absurd d": ("q.fvecs", b"text" * 8, "q.fvecs: the header gives dimension 1954047348, expected 1 to 1048576"),
     "fvecs cut": (
         "q.fvecs",
         FOUR_ROWS[:-3],
@@ -112,24 +112,24 @@ BAD_FILES = {
     "fvecs rows differ": (
         "q.fvecs",
         FOUR_ROWS[:32] + struct.pack("<i", 5) + FOUR_ROWS[36:],
-        "q.fvecs: row 2 says it has 5 values, row 0 says 3; all rows must have the same dimension",
+        "q.fvecs: row 2 has dimension 5, row 0 has 3; all rows must have the same dimension",
     ),
     "fvecs rows and length differ": (
         "q.fvecs",
         FOUR_ROWS[:16] + struct.pack("<i2f", 2, 1, 2) + FOUR_ROWS,
-        "q.fvecs: row 1 says it has 2 values, row 0 says 3",
+        "q.fvecs: row 1 has dimension 2, row 0 has 3",
     ),
     "bvecs cut": ("q.bvecs", struct.pack("<i4B", 4, 1, 2, 3, 4) + b"\4", "q.bvecs: row 1 is cut short: it has 1 byte"),
     "fbin header": ("q.fbin", bytes(7), "q.fbin: is 7 bytes long; the header alone (rows, dimension) has 8"),
-    "fbin d = 0": ("q.fbin", struct.pack("<II", 4, 0), "q.fbin: the header gives dimension 0, wanted 1 to 1048576"),
-    "fbin absurd d": ("q.fbin", b"text" * 9, "q.fbin: the header gives dimension 1954047348, wanted 1 to 1048576"),
+    "fbin d = 0": ("q.fbin", struct.pack("<II", 4, 0), "q.fbin: the header gives dimension 0, expected 1 to 1048576"),
+    "fbin absurd d": ("q.fbin", b"text" * 9, "q.fbin: the header gives dimension 1954047348, expected 1 to 1048576"),
     "fbin cut": (
         "q.fbin",
         struct.pack("<II", 4, 3) + bytes(47),
-        "q.fbin: the file is cut short: the header announces 4 rows of 3 float32 values (48 bytes), 47 are there",
+        "q.fbin: the file is cut short: the header announces 4 rows of 3 float32 values (48 bytes), found 47 bytes",
     ),
     "fbin tail": ("q.fbin", struct.pack("<II", 4, 3) + bytes(49), "(48 bytes), but 49 bytes follow it: 1 too many"),
-    "fbin of bytes": ("q.fbin", struct.pack("<II", 4, 3) + bytes(12), "12 are there; the size would fit .u8bin"),
+    "fbin of bytes": ("q.fbin", struct.pack("<II", 4, 3) + bytes(12), "found 12 bytes; the size would fit .u8bin"),
     "u8bin of floats": ("q.u8bin", struct.pack("<II", 4, 3) + bytes(48), "36 too many; the size would fit .fbin"),
 }
 
@@ -154,7 +154,7 @@ def test_pickles_are_not_run(tmp_path):
     (tmp_path / "a.npy").write_bytes(npy(matrix))
     (tmp_path / "b.npz").write_bytes(npz(a=matrix))
     for name in ("a.npy", "b.npz"):
-        assert "never unpickled" in refusal(tmp_path, "search", "--query", name, "-k", 1, "--output", "o.npz")
+        assert "never loaded" in refusal(tmp_path, "search", "--query", name, "-k", 1, "--output", "o.npz")
     assert not (tmp_path / "owned").exists()
 
 
@@ -195,7 +195,7 @@ def test_sizes_that_do_not_fit_each_other(tmp_path, floats):
     )
     assert refusal(tmp_path, *search, "--reference", "few.npy", "-k", 51) == "-k 51 is too large: few.npy has 50 rows"
     assert refusal(tmp_path, *search, "-k", 120) == (
-        "-k 120 is too large: q.npy has 120 rows, of which a query may return all but itself"
+        "-k 120 is too large: q.npy has 120 rows, and a query may return all but itself"
     )
     assert refusal(tmp_path, *search, "--reference", "few.npy", "-k", 1, "--exclude-self") == (
         "--exclude-self: the queries must be the first rows of the reference, "
@@ -215,14 +215,14 @@ def test_outputs_that_cannot_be_written_are_refused_before_the_search(tmp_path, 
         return refusal(tmp_path, "search", "--query", query, "-k", 2, *arguments)
 
     assert refused("--output", "o.txt") == (
-        "o.txt: unknown suffix '.txt' for --output; wanted one of .npz, .ivecs, .ibin"
+        "o.txt: unknown suffix '.txt' for --output; expected one of .npz, .ivecs, .ibin"
     )
     assert refused("--output", "o.npz", "--distances", "d.npy") == (
-        "d.npy: unknown suffix '.npy' for --distances; wanted one of .fbin, .fvecs"
+        "d.npy: unknown suffix '.npy' for --distances; expected one of .fbin, .fvecs"
     )
     assert refused("--output", "no/such/o.npz") == f"no/such/o.npz: the folder {tmp_path}/no/such does not exist"
     assert refused("--output", "folder.npz") == "folder.npz: is a folder, not a file"
-    # Nobody, not even root, can make a file there.
+    # Not even root can create a file there.
     assert "/proc/o.npz: cannot write in the folder /proc: " in refused("--output", "/proc/o.npz")
     for output in ("q.npz", "./q.npz", tmp_path / "q.npz", "link.npz"):
         assert refused("--output", output, query="q.npz") == f"--output {output} would replace the input q.npz"

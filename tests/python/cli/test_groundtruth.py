@@ -132,11 +132,11 @@ def test_base_is_also_reference(folder):
     [
         (
             ["--output", "gt.txt"],
-            "unknown suffix '.txt' for --output; wanted one of .ivecs, .ibin, .bin, .hdf5, .h5, .npz",
+            "unknown suffix '.txt' for --output; expected one of .ivecs, .ibin, .bin, .hdf5, .h5, .npz",
         ),
         (["--output", "gt.bin", "--distances", "d.npz"], "unknown suffix '.npz' for --distances"),
         (["--output", "gt.bin", "-k", "131"], "-k 131 is too large: b.fbin has 130 rows"),
-        (["--output", "gt.bin", "-k", "0"], "-k: wanted a whole number of at least 1, got '0'"),
+        (["--output", "gt.bin", "-k", "0"], "-k: expected a whole number of at least 1, got '0'"),
         (["--output", "gt.bin", "--p", "3"], "--p is for --metric minkowski only, got --metric sqeuclidean"),
         (
             ["--output", "gt.hdf5", "--metric", "sqeuclidean"],

@@ -200,16 +200,16 @@ def test_a_row_that_is_not_finite_is_named_by_its_number_in_the_file(tmp_path, r
     ("arguments", "message"),
     [
         ((), "the following arguments are required: --query, --threshold, --output (see: exactknn match --help)"),
-        (("--threshold", "nan"), "argument --threshold: wanted a finite number, got 'nan'"),
-        (("--threshold", "inf"), "argument --threshold: wanted a finite number, got 'inf'"),
-        (("--threshold", "near"), "argument --threshold: wanted a finite number, got 'near'"),
-        (("--threshold", "-inf"), "argument --threshold: wanted a finite number, got '-inf'"),
+        (("--threshold", "nan"), "argument --threshold: expected a finite number, got 'nan'"),
+        (("--threshold", "inf"), "argument --threshold: expected a finite number, got 'inf'"),
+        (("--threshold", "near"), "argument --threshold: expected a finite number, got 'near'"),
+        (("--threshold", "-inf"), "argument --threshold: expected a finite number, got '-inf'"),
         (("--threshold", "--output", "o.csv"), "argument --threshold: expected one argument"),
         (("--threshold", "1", "-k", "3", "--query", "q.npy", "--output", "o.csv"), "unrecognized arguments: -k 3"),
         (("--threshold", "1", "--query", "no.npy", "--output", "o.csv"), "no.npy: no such file"),
         (
             ("--threshold", "1", "--query", "q.npy", "--output", "o.txt"),
-            "o.txt: unknown suffix '.txt' for --output; wanted one of .csv, .npz",
+            "o.txt: unknown suffix '.txt' for --output; expected one of .csv, .npz",
         ),
         (("--threshold", "1", "--query", "q.npz", "--output", "q.npz"), "--output q.npz would replace the input q.npz"),
         (

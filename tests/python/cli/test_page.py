@@ -1,4 +1,4 @@
-"""What the page of ``exactknn evaluate`` says."""
+"""The HTML report of ``exactknn evaluate``."""
 
 from __future__ import annotations
 
@@ -73,15 +73,15 @@ def test_the_page_shows_the_numbers(example):
     for (name, mean), (text, value, queries) in zip(MEANS.items(), metrics, strict=True):
         assert text.startswith(name) and len(text) > len(name) + 20
         assert (value, queries) == (f"{mean:.4f}", "5")
-    assert "1 query is lone" in page.texts["p"][1]
+    assert "1 query without positives" in page.texts["p"][1]
     assert page.tables["Recall and precision by number of neighbours"] == [
         ["k", "1", "2", "5"],
         ["recall@k", "0.8000", "0.8000", "1.0000"],
         ["precision@k", "0.8000", "0.6000", "0.3200"],
-        ["most possible", "1.0000", "0.8000", "0.3200"],
+        ["highest possible", "1.0000", "0.8000", "0.3200"],
     ]
     assert page.tables["Worst classes"] == [
-        ["class", "queries", "mean_average_precision", "nearest instead"],
+        ["class", "queries", "mean_average_precision", "confused with"],
         ["1", "3", f"{29 / 36:.4f}", "0 (33.3%)"],
         ["0", "2", "1.0000", "\u2013"],
     ]
@@ -106,7 +106,7 @@ def test_every_metric_is_explained():
 def test_the_first_metric_orders_the_classes(example):
     page, _ = page_of(*FILES, "--metrics", "found_fraction_at_1", "precision_at_1")
     assert page.tables["Worst classes"] == [
-        ["class", "queries", "found_fraction_at_1", "nearest instead"],
+        ["class", "queries", "found_fraction_at_1", "confused with"],
         ["1", "3", "0.3333", "0 (33.3%)"],
         ["0", "2", "1.0000", "\u2013"],
     ]
@@ -166,8 +166,8 @@ def test_a_path_that_is_no_text_is_shown_all_the_same(example):
 
 EDGES = {
     "one class": (POINTS, [3] * 6, "Other-class pairs: there are none."),
-    "all lone": (POINTS, range(6), "Nothing to draw: every query is lone."),
-    "one row": (POINTS[:1], ["x"], "Nothing to draw: there are no pairs"),
+    "all lone": (POINTS, range(6), "No figure: no query has positives."),
+    "one row": (POINTS[:1], ["x"], "No figure: there are no pairs"),
     "two rows": (POINTS[:2], ["x", "x"], "None: the nearest reference of every query is of the same class."),
     "equal rows": (np.ones((8, 2), np.float32), [0, 1] * 4, "Same-class pairs: all 24; median 0."),
     "beyond float64": (POINTS.astype(np.float64) * 1e200, CLASSES, "or none with a value below 1e300"),

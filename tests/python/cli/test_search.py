@@ -165,18 +165,18 @@ def test_no_queries_give_no_neighbours(tmp_path, floats):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "a command is wanted: search, groundtruth, evaluate, match or info (see: exactknn --help)"),
+        ((), "expected a command: search, groundtruth, evaluate, match or info (see: exactknn --help)"),
         (("find",), "invalid choice: 'find'"),
         (("search",), "the following arguments are required: --query, -k, --output (see: exactknn search --help)"),
-        (("search", "-k", "0"), "argument -k: wanted a whole number of at least 1, got '0'"),
-        (("search", "-k", "ten"), "argument -k: wanted a whole number of at least 1, got 'ten'"),
-        (("search", "-k", "2.5"), "argument -k: wanted a whole number of at least 1, got '2.5'"),
-        (("search", "--threads", "-1"), "argument --threads: wanted a whole number of at least 1, got '-1'"),
+        (("search", "-k", "0"), "argument -k: expected a whole number of at least 1, got '0'"),
+        (("search", "-k", "ten"), "argument -k: expected a whole number of at least 1, got 'ten'"),
+        (("search", "-k", "2.5"), "argument -k: expected a whole number of at least 1, got '2.5'"),
+        (("search", "--threads", "-1"), "argument --threads: expected a whole number of at least 1, got '-1'"),
         (("search", "--metric", "manhattan"), "argument --metric: invalid choice: 'manhattan'"),
-        (("search", "--p", "0"), "argument --p: wanted a number above 0, or inf, got '0'"),
-        (("search", "--p", "-1"), "argument --p: wanted a number above 0, or inf, got '-1'"),
-        (("search", "--p", "nan"), "argument --p: wanted a number above 0, or inf, got 'nan'"),
-        (("search", "--p", "two"), "argument --p: wanted a number above 0, or inf, got 'two'"),
+        (("search", "--p", "0"), "argument --p: expected a number above 0, or inf, got '0'"),
+        (("search", "--p", "-1"), "argument --p: expected a number above 0, or inf, got '-1'"),
+        (("search", "--p", "nan"), "argument --p: expected a number above 0, or inf, got 'nan'"),
+        (("search", "--p", "two"), "argument --p: expected a number above 0, or inf, got 'two'"),
         (
             ("search", "-k", "1", "--query", "q", "--output", "o", "--p", "1", "--metric", "cosine"),
             "--p is for --metric minkowski only, got --metric cosine",
@@ -255,7 +255,7 @@ def test_the_console_script_is_this_command():
 
 @pytest.fixture
 def long_search(tmp_path) -> list[str]:
-    """A search of several seconds, whose queries lie in `tmp_path`."""
+    """A search of several seconds, with its queries in `tmp_path`."""
     np.save(tmp_path / "q.npy", np.random.default_rng(3).normal(size=(60_000, 256)).astype(np.float32))
     return ["search", "--query", "q.npy", "-k", "200", "--progress", "--output", "o.npz"]
 

@@ -130,7 +130,7 @@ def test_bad_rows_are_named_by_their_number_in_the_file(capsys, floats):
     Path("bad.fvecs").write_bytes(content)
     bounded = ("-k", 2, "--output", "o.npz", "--max-memory", "1MB")
     assert refusal(capsys, "--query", "r.fvecs", "--reference", "bad.fvecs", *bounded) == (
-        "bad.fvecs: row 250 says it has 7 values, row 0 says 16; all rows must have the same dimension"
+        "bad.fvecs: row 250 has dimension 7, row 0 has 16; all rows must have the same dimension"
     )
     ids = np.ones((300, 16), np.int32)
     ids[280, 3] = 2**24 + 1
@@ -153,7 +153,8 @@ def test_a_bound_that_is_too_small_says_what_is_needed(capsys, floats):
     assert search("--query", "r.fbin", "-k", 2, "--output", "o.npz", "--max-memory", least) == 0
     text = refusal(capsys, "--query", "r.fbin", "-k", 2, "--output", "o.npz", "--max-memory", "2G")
     assert (
-        "argument --max-memory: wanted a size of at least one byte such as 2GB, 512MiB or 1500000000, got '2G'" in text
+        "argument --max-memory: expected a size of at least one byte such as 2GB, 512MiB or 1500000000, got '2G'"
+        in text
     )
 
 
@@ -179,7 +180,7 @@ def test_a_file_that_becomes_shorter_is_an_error_not_a_crash(capsys, monkeypatch
 
     monkeypatch.setattr(ResumableSearch, "run", cut)
     arguments = ("--query", "q.npy", "--reference", "r.fbin", "-k", 2, "--output", "o.npz", "--max-memory", "1MB")
-    assert refusal(capsys, *arguments) == "r.fbin: has become shorter while it was read"
+    assert refusal(capsys, *arguments) == "r.fbin: was truncated while it was read"
     assert not own_threads()
 
 
@@ -188,7 +189,7 @@ def test_a_file_that_becomes_shorter_is_an_error_not_a_crash(capsys, monkeypatch
 
 @pytest.fixture
 def interrupt_after(monkeypatch):
-    """Let Ctrl-C come after so many blocks."""
+    """Raise Ctrl-C after this many blocks."""
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     is_due = Checkpoint.is_due
 
@@ -228,8 +229,8 @@ def test_an_interrupted_search_goes_on_to_the_same_bytes(
         assert search(*arguments) == 130
         assert sorted(os.listdir()) == sorted([*before, "state"])
         lines = capsys.readouterr().err.splitlines()
-        assert lines[-1] == "exactknn: interrupted; the same command goes on from state"
-    share = int(lines[0].removeprefix("exactknn: going on from state, ").removesuffix("% done"))
+        assert lines[-1] == "exactknn: interrupted; rerun the command to continue from state"
+    share = int(lines[0].removeprefix("exactknn: continuing from state, ").removesuffix("% done"))
     assert 0 < share < 100
     interrupt_after(0)
     assert search(*arguments) == 0
@@ -297,7 +298,7 @@ def test_a_state_of_another_search_is_refused(capsys, tmp_path, floats, state, c
     np.save("other.npy", floats[:100])
     text = text.format(folder=os.path.realpath(tmp_path))
     assert refusal(capsys, *state, *changed) == (
-        f"state: is of another search: {text}; name another file, or remove it to start anew"
+        f"state: belongs to another search: {text}; name another file, or remove it to start over"
     )
 
 
@@ -344,7 +345,7 @@ def changed_state(**changes: object) -> None:
 )
 def test_a_damaged_state_is_refused(capsys, state, damage):
     Path("state").write_bytes(damage(Path("state").read_bytes()))
-    assert "state: is no checkpoint of a search, or a damaged one (" in refusal(capsys, *state)
+    assert "state: is not a checkpoint, or is damaged (" in refusal(capsys, *state)
 
 
 @pytest.mark.parametrize(
@@ -368,14 +369,14 @@ def test_a_damaged_state_is_refused(capsys, state, damage):
 )
 def test_a_state_that_no_search_can_have_written_is_refused(capsys, state, changes):
     changed_state(**changes)
-    assert "state: is no checkpoint of a search, or a damaged one (" in refusal(capsys, *state)
+    assert "state: is not a checkpoint, or is damaged (" in refusal(capsys, *state)
 
 
 def test_the_state_must_be_a_file_of_its_own(capsys, floats):
     save("r.fbin", floats)
     os.mkdir("folder")
     arguments = ("--query", "r.fbin", "-k", 5, "--output", "o.npz", "--resume")
-    assert refusal(capsys, *arguments, "o.npz") == "--output and --resume are one file: o.npz"
+    assert refusal(capsys, *arguments, "o.npz") == "--output and --resume are the same file: o.npz"
     assert refusal(capsys, *arguments, "r.fbin") == "--resume r.fbin would replace the input r.fbin"
     assert refusal(capsys, *arguments, "folder") == "folder: is a folder, not a file"
     assert "no/state: the folder " in refusal(capsys, *arguments, "no/state")
@@ -411,7 +412,7 @@ def test_a_state_that_cannot_be_written_does_not_end_the_search(capsys, monkeypa
     assert search("--query", "r.fbin", "-k", 5, "--output", "o.ivecs", "--resume", "state") == 0
     lines = set(capsys.readouterr().err.splitlines())
     assert lines == {
-        "exactknn: warning: --resume state: the state could not be kept: [Errno 28] No space left on device"
+        "exactknn: warning: --resume state: the state could not be saved: [Errno 28] No space left on device"
     }
     assert sorted(os.listdir()) == ["o.ivecs", "r.fbin"]
 
@@ -460,9 +461,9 @@ def test_a_signal_to_the_process_and_a_second_run(tmp_path, number, code, word):
     process.send_signal(number)
     printed, shown = process.communicate(timeout=50)
     assert (process.returncode, printed) == (code, "")
-    assert shown.splitlines()[-1] == f"exactknn: {word}; the same command goes on from state"
+    assert shown.splitlines()[-1] == f"exactknn: {word}; rerun the command to continue from state"
     assert sorted(os.listdir()) == ["q.npy", "r.fbin", "state"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=50)
-    assert done.returncode == 0 and done.stderr.startswith("exactknn: going on from state, ")
+    assert done.returncode == 0 and done.stderr.startswith("exactknn: continuing from state, ")
     assert search(*inputs, "--output", "whole.npz") == 0
     assert Path("o.npz").read_bytes() == Path("whole.npz").read_bytes()

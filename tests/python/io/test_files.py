@@ -138,11 +138,11 @@ def test_a_row_of_another_dimension_is_named_wherever_it_stands(tmp_path, monkey
     path = tmp_path / "v.fvecs"
     path.write_bytes(b"".join(rows))
     vectors = opened(path)
-    with pytest.raises(FileError, match=r"v\.fvecs: row 7 says it has 2 values, row 0 says 3"):
+    with pytest.raises(FileError, match=r"v\.fvecs: row 7 has dimension 2, row 0 has 3"):
         vectors.load()
     # The same row when the length of the file gives it away already.
     path.write_bytes(b"".join(rows)[:-2])
-    with pytest.raises(FileError, match=r"v\.fvecs: row 7 says it has 2 values, row 0 says 3"):
+    with pytest.raises(FileError, match=r"v\.fvecs: row 7 has dimension 2, row 0 has 3"):
         opened(path)
 
 
