@@ -1,7 +1,7 @@
-"""Searches of references that do not fit into memory, or come as they are made.
+"""Searches of references that do not fit in memory, or are generated on the fly.
 
-rows:       where the rows lie, and how the next block is read ahead
-plan:       blocks that keep within a bound of memory
-search:     the search of one block after the other, which can be left and continued
-checkpoint: the file from which an interrupted search goes on
+rows:       sources of rows, and how the next block is read ahead
+plan:       block sizes that keep within a memory limit
+search:     the search block by block, which can be interrupted and resumed
+checkpoint: the file from which an interrupted search resumes
 """

@@ -1,11 +1,11 @@
-"""The file from which an interrupted search goes on.
+"""The file from which an interrupted search resumes.
 
 ::
 
-    State + what the search is of ──> temporary file ──rename──> FILE        (now and then, and at an interrupt)
-    FILE ──same search? whole?──> State                                      (at the start, where there is one)
+    State + identity of the search ──> temporary file ──rename──> FILE        (periodically, and at an interrupt)
+    FILE ──same search? undamaged?──> State                                   (at the start, if it exists)
 
-It is an ``.npz``: ``about`` (JSON, as bytes), ``place`` (first query of the block, references seen), ``ranks`` and
+It is an ``.npz``: ``about`` (JSON, as bytes), ``place`` (first query of the block, references searched), ``ranks`` and
 ``candidates`` of that block, ``distances`` and ``indices`` of the queries before it.
 """
 
@@ -28,9 +28,9 @@ from exactknn._io.outputs import OutputFile
 from exactknn._stream.search import ResumableSearch, State
 
 SECONDS = 30.0
-"""Time between two writings, at least."""
+"""Minimum time between two writes."""
 SHARE = 20
-"""A writing takes at most one in so many parts of the time: a long one waits longer for the next."""
+"""Writing takes at most one part in ``SHARE`` of the time: after a long write the next one waits longer."""
 _ABOUT_BYTES = 1 << 20
 
 Array = npt.NDArray[Any]
@@ -40,8 +40,8 @@ class Checkpoint:
     """A file with the state of one search.
 
     Args:
-        path: where it is, or will be.
-        about: what the search is of, by what a message is to call it. A state is of use only where all of it is equal.
+        path: the file, which need not exist.
+        about: the identity of the search, by the names that messages use. A state is valid only if all of it is equal.
     """
 
     def __init__(self, path: str, about: Mapping[str, object]) -> None:
@@ -57,14 +57,14 @@ class Checkpoint:
         self._due = time.monotonic() + SECONDS
 
     def is_due(self) -> bool:
-        """Tell whether it is time to write."""
+        """Return whether it is time to write."""
         return time.monotonic() >= self._due
 
     def write(self, state: State) -> None:
-        """Replace the file, in one step.
+        """Replace the file atomically.
 
         Raises:
-            FileError, OSError: it cannot be written; the one before is still there.
+            FileError, OSError: the file cannot be written; an existing one is unchanged.
         """
         start = time.monotonic()
         with OutputFile(self.path) as output:
@@ -79,15 +79,15 @@ class Checkpoint:
         self._due = end + max(SECONDS, SHARE * (end - start))
 
     def restore(self, search: ResumableSearch) -> bool:
-        """Let the search go on from the file; False where there is none.
+        """Return whether the file exists, after restoring the search from it.
 
         Raises:
-            FileError: it is no checkpoint, damaged, or of another search.
-            OSError: it cannot be read.
+            FileError: the file is not a checkpoint, is damaged, or belongs to another search.
+            OSError: the file cannot be read.
         """
         if not os.path.exists(self.path):
             return False
-        if not os.path.isfile(self.path):  # a pipe would be waited for
+        if not os.path.isfile(self.path):  # reading a pipe would block
             raise FileError(f"{self.path}: is a device or pipe, not a file")
         try:
             self._compare(json.loads(self._array("about", np.dtype(np.uint8), None).tobytes()))
@@ -100,20 +100,19 @@ class Checkpoint:
         except ValueError as error:
             reason = str(error).removeprefix(f"{self.path}: ")
             raise FileError(
-                f"{self.path}: is no checkpoint of a search, or a damaged one ({reason}); "
-                "name another file, or remove it"
+                f"{self.path}: is not a checkpoint, or is damaged ({reason}); name another file, or remove it"
             ) from error
         return True
 
     def _compare(self, about: Any) -> None:
         mine = json.loads(self._about)
         if not isinstance(about, dict) or about.keys() != mine.keys():
-            raise ValueError("it says something else than this version would of what the search is of")
+            raise ValueError("its description of the search has other fields than this version writes")
         for name, value in mine.items():
             if about[name] != value:
                 raise _DifferentSearchError(
-                    f"{self.path}: is of another search: {name} was {about[name]}, now it is {value}; "
-                    "name another file, or remove it to start anew"
+                    f"{self.path}: belongs to another search: {name} was {about[name]}, now it is {value}; "
+                    "name another file, or remove it to start over"
                 )
 
     def _array(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...] | None) -> Array:
@@ -126,4 +125,4 @@ class Checkpoint:
 
 
 class _DifferentSearchError(FileError):
-    """The file is whole, but of no use to this search."""
+    """The file is valid, but belongs to another search."""

@@ -1,4 +1,4 @@
-"""What a search in blocks looks for, and blocks of queries and references that keep it within a bound of memory."""
+"""Parameters of a search in blocks, and block sizes that keep it within a memory limit."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from exactknn._arrays.sizes import check_sizes
 from exactknn._stream.rows import Rows, Stream, dtype_of
 
 BLOCK_BYTES = 1 << 27
-"""Bytes of a block of references at most: larger ones take more memory and save no time."""
+"""Maximum bytes of a block of references: larger blocks take more memory and save no time."""
 
 BLOCK_WORK = 1 << 43
-"""Multiply-adds of a block of references with all queries at most: about what an interrupt may lose."""
+"""Maximum multiply-adds of a block of references with all queries: about the work that an interrupt may lose."""
 
 LEAST_ROWS = 1 << 12
-"""Rows of a block of references that are worth the hand-over from one block to the next."""
+"""Minimum rows of a block of references, to amortise the overhead per block."""
 
 LEAST_BYTES = 1 << 22
-"""The same for long rows."""
+"""Minimum bytes of a block, which limits it to fewer rows where rows are long."""
 
 FIXED_BYTES = 48 << 20
-"""What a search takes beside its blocks: candidates of the running tasks, packed queries, pieces of files."""
+"""Memory of a search besides its blocks: candidates of the running tasks, packed queries, pieces of files."""
 
 _PACKED_BYTES = 4
 """The filter's copy of a value: float32 at most."""
 
 _TERM_BYTES = 64
-"""Norms and the like that go with a packed row."""
+"""Norms and other terms of a packed row."""
 
 _CANDIDATE_BYTES = 32
-"""A neighbour that the core keeps, its rank in float64 and its row, before and after a block."""
+"""A neighbour in the core, its rank in float64 and its row, before and after a block."""
 
 
 class Search(NamedTuple):
-    """What to look for."""
+    """Parameters of a search."""
 
     k: int
     metric: str
@@ -47,14 +47,14 @@ class Search(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How many rows are looked at together."""
+    """Rows per block."""
 
     queries: int
     references: int
 
 
 def check_shapes(queries: Rows, references: Rows | Stream, search: Search) -> None:
-    """Refuse what no rows can make good, in the words of the core.
+    """Check the dimensions and sizes, with the error messages of the core.
 
     Raises:
         ValueError: the dimensions differ, or the references are known to be too few.
@@ -64,7 +64,7 @@ def check_shapes(queries: Rows, references: Rows | Stream, search: Search) -> No
             "query and reference must have the same number of columns, "
             f"got {queries.dimension} and {references.dimension}"
         )
-    if references.rows is not None:  # else the core refuses at the end
+    if references.rows is not None:  # else the core checks at the end
         check_sizes(queries.rows, references.rows, search.k, search.exclude_self)
 
 
@@ -77,18 +77,18 @@ def plan_blocks(
     held: int = 0,
     keeps_state: bool = False,
 ) -> Plan:
-    """Choose blocks with which the search keeps within ``max_memory`` bytes.
+    """Return block sizes that keep the search within ``max_memory`` bytes.
 
     Args:
         queries: the queries.
-        references: what is searched.
-        search: what to look for.
-        max_memory: bytes that may be taken beside what the caller holds already; None: no bound.
-        held: bytes of them that are taken already.
-        keeps_state: whether `ResumableSearch.state` is going to be asked for.
+        references: the references.
+        search: the parameters of the search.
+        max_memory: memory limit in bytes, not counting the arguments of the caller; None: no limit.
+        held: bytes of the limit that are already in use.
+        keeps_state: whether `ResumableSearch.state` will be called.
 
     Raises:
-        ValueError: not even the smallest blocks fit; says how many bytes are needed.
+        ValueError: not even the smallest blocks fit; the message says how many bytes are needed.
     """
     dtype_name = common_dtype_of(queries, references)
     n, k, dimension = queries.rows, search.k, queries.dimension
@@ -104,7 +104,7 @@ def plan_blocks(
     result_bytes = np.dtype(np.int64).itemsize + value_dtype(dtype_name).itemsize
     candidate_bytes = _CANDIDATE_BYTES * (2 if keeps_state else 1)
     query_bytes = (row if queries.buffers(dtype_name) else 0) + candidate_bytes * k
-    # The result of a part of the queries is copied to that of all.
+    # The result of a block of queries is copied into that of all queries.
     part_bytes = query_bytes + result_bytes * k
 
     least = max(1, min(most, LEAST_ROWS, LEAST_BYTES // row))

@@ -1,18 +1,18 @@
-"""The rows of a search that is made block by block: where they lie, and how the next block is read ahead.
+"""The rows of a search in blocks: their sources, and how the next block is read ahead.
 
 ::
 
-    array in memory ───as the core takes it──> a view of each block ─────────────────────────────────┐
+    array in memory ───the core's layout───> a view of each block ───────────────────────────────────┐
           └─another type or layout─┐                                                                 │
     mapped array ──────────────────┼──pieces──> checked, converted ──a thread──> one of two buffers ─┼──> blocks
     file of vectors ───────────────┘                                             (one block ahead)   │
     iterable of blocks of any size ──────────────the calling thread──────> one of two buffers ───────┘
 
-Pages of a mapped file count as memory of the process while they are in use. So files are read, not mapped, and the
-pages of an array that the caller has mapped are given back once they have been copied.
+Pages of a mapped file count as memory of the process while they are resident. So files are read, not mapped, and the
+pages of an array mapped by the caller are released once they have been copied.
 
-An iterable is gone through by the calling thread: what it computes may depend on that, as the gradient mode of torch
-and connections to data bases do. There the search runs on another thread (`ResumableSearch`).
+An iterable is consumed on the calling thread, since it may use thread-local state, such as torch's gradient mode or a
+database connection. The search then runs on another thread (`ResumableSearch`).
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ from exactknn._io.errors import FileError
 from exactknn._io.vectors import VectorFile
 
 PIECE_BYTES = 1 << 22
-"""What is read, checked and converted at once. Between two pieces the thread that reads ahead looks whether to stop."""
+"""Bytes read, checked and converted at a time. Between two pieces the read-ahead thread checks whether to stop."""
 
 Array = npt.NDArray[Any]
 Blocks = Generator[Array, None, None]
 
 
 class Rows(Protocol):
-    """Rows of one floating type that can be gone through more than once."""
+    """Rows of one floating type that can be read more than once."""
 
     rows: int
     dimension: int
     dtype_name: str
 
     def buffers(self, dtype_name: str) -> int:
-        """Return how many blocks of this type are held at once beside the rows themselves: 2, or 0 for views."""
+        """Return how many block buffers of this type are needed besides the rows themselves: 2, or 0 for views."""
 
     def blocks(self, start: int, step: int, dtype_name: str) -> Blocks:
-        """Give all rows from ``start`` on, ``step`` at a time, in the layout of `Matrix`.
+        """Yield all rows, starting at ``start``, ``step`` at a time, in the layout of `Matrix`.
 
-        A block is good until the next one is asked for. Close the iterator where it is left early.
+        A block is valid until the next one is requested. Close the generator if it is not exhausted.
         """
 
     def take(self, start: int, stop: int, dtype_name: str) -> Array:
@@ -60,12 +60,12 @@ class Rows(Protocol):
 
 
 def dtype_of(dtype_name: str) -> np.dtype[Any]:
-    """Return the type of an array that holds values of this floating type."""
+    """Return the dtype of an array with values of this floating type."""
     return np.dtype(np.uint16 if dtype_name == "bfloat16" else dtype_name)
 
 
 class _CopiedRows:
-    """Rows that are copied into buffers, piece by piece."""
+    """Rows copied into buffers, piece by piece."""
 
     rows: int
     dimension: int
@@ -91,7 +91,7 @@ class _CopiedRows:
                 ahead = reader.submit(read, 0)
                 for block in range(1, len(starts)):
                     ready = ahead.result()
-                    # The block before has been searched, so its buffer is free.
+                    # The previous block has been searched, so its buffer is free.
                     ahead = reader.submit(read, block)
                     yield ready
                 yield ahead.result()
@@ -111,7 +111,7 @@ class _CopiedRows:
             self._read(start + at, block[at : at + step], dtype_name)
 
     def _read(self, start: int, piece: Array, dtype_name: str) -> None:
-        """Fill the piece with the rows from ``start`` on."""
+        """Fill the piece with rows, starting at ``start``."""
         raise NotImplementedError
 
 
@@ -121,7 +121,7 @@ class ArrayRows(_CopiedRows):
     Args:
         array: a matrix of numbers.
         dtype: the type in which its values are searched; uint16 for the bits of bfloat16 values.
-        bfloat16: whether it holds such bits.
+        bfloat16: whether the values are such bits.
     """
 
     def __init__(self, array: Array, dtype: np.dtype[Any], bfloat16: bool) -> None:
@@ -160,21 +160,21 @@ class ArrayRows(_CopiedRows):
     def _read(self, start: int, piece: Array, dtype_name: str) -> None:
         values = np.require(self._array[start : start + len(piece)], self._dtype, ["C", "A"])
         piece[:] = converted(Matrix(values, self._bfloat16), dtype_name)
-        # What was written to a copy-on-write map is nowhere else than in its pages.
+        # Pages of a copy-on-write map may be modified, and are then the only copy.
         if self._map is not None and self._map.mode != "c" and hasattr(mmap, "MADV_DONTNEED"):
             self._map._mmap.madvise(mmap.MADV_DONTNEED)
 
 
 def _map_of(array: Any) -> Any:
-    """The mapped array that this one is a part of, or None."""
-    # What NumPy copies of a mapped array is of the same class, but has no map.
+    """Return the mapped array that this one is a view of, or None."""
+    # NumPy's copies of a mapped array have the same class, but no map.
     while not (array is None or (isinstance(array, np.memmap) and getattr(array, "_mmap", None) is not None)):
         array = getattr(array, "base", None)
     return array
 
 
 class FileRows(_CopiedRows):
-    """Rows of a file in which they lie one behind the other.
+    """Contiguous rows of a file.
 
     Args:
         vectors: the file, with an ``offset``.
@@ -207,26 +207,26 @@ class FileRows(_CopiedRows):
             while view:
                 count = self._stream.readinto(view)
                 if not count:
-                    raise FileError(f"{self._vectors.path}: has become shorter while it was read")
+                    raise FileError(f"{self._vectors.path}: was truncated while it was read")
                 view = view[count:]
         except OSError as error:
             raise FileError(f"{self._vectors.path}: cannot be read: {error.strerror or error}") from error
 
 
 class Stream:
-    """Blocks of any size from an iterable, gathered to blocks of one size.
+    """Blocks of any size from an iterable, regrouped into blocks of equal size.
 
-    All blocks must have the floating type and the dimension of the first one that has rows; those without rows are
-    passed over. The first is taken from the iterable at once, to know them.
+    All blocks must have the floating type and dimension of the first non-empty one; empty blocks are skipped. The
+    constructor consumes the first non-empty block to learn both.
 
     Args:
-        blocks: gives matrices of any kind that `as_matrix` takes.
-        name: of the argument, for the messages.
+        blocks: matrices of any kind that `as_matrix` accepts.
+        name: of the argument, for error messages.
 
     Attributes:
-        rows: their number, or None where only the end will tell.
-        dimension: of the rows, or None where there are none.
-        dtype_name: their floating type, or None where there are none.
+        rows: number of rows, or None if unknown until the end.
+        dimension: of the rows, or None if there are none.
+        dtype_name: floating type of the rows, or None if there are none.
     """
 
     def __init__(self, blocks: Iterable[Any], name: str) -> None:
@@ -242,11 +242,11 @@ class Stream:
             self.dimension, self.dtype_name = self._first.array.shape[1], self._first.dtype_name
 
     def buffers(self, dtype_name: str) -> int:
-        """Return how many blocks are held at once beside those of the iterable, as `Rows.buffers`."""
+        """Return how many block buffers are needed besides the blocks of the iterable, as `Rows.buffers`."""
         return 2
 
     def blocks(self, step: int, dtype_name: str) -> Blocks:
-        """Give the rows, ``step`` at a time and once only; a block is good until the next but one is asked for."""
+        """Yield the rows, ``step`` at a time and once only; a block is valid until the next but one is requested."""
         matrix, self._first = self._first, None
         buffer, other = (np.empty((step, self.dimension or 0), dtype_of(dtype_name)) for _ in range(2))
         piece, filled = max(1, PIECE_BYTES // max(1, buffer[:1].nbytes)), 0
@@ -260,7 +260,7 @@ class Stream:
                     if filled == step:
                         yield buffer
                         buffer, other, filled = other, buffer, 0
-            # Not held while the next one is made.
+            # Drop this block before the iterable makes the next one.
             del matrix, part
             matrix = next(self._matrices, None)
         if filled:
@@ -268,23 +268,23 @@ class Stream:
 
     def _checked(self) -> Iterator[Matrix]:
         number = -1
-        for block in self._source:  # by enumerate, each would be held while the next one is made
+        for block in self._source:  # enumerate would hold each block while the next one is made
             number += 1
             name = f"{self._name} block {number}"
             if isinstance(block, (list, tuple)) and any(getattr(part, "ndim", 0) == 2 for part in block):
                 raise TypeError(
-                    f"{name} must be one matrix, got a {type(block).__name__} of {len(block)} arrays: pass the rows "
-                    "alone, such as (rows for rows, labels in loader)"
+                    f"{name} must be one matrix, got a {type(block).__name__} of {len(block)} arrays: pass only the "
+                    "rows, for instance (rows for rows, labels in loader)"
                 )
             matrix = as_matrix(block, name)
             del block
             if not len(matrix.array):
                 continue
             if self.dtype_name is not None and matrix.dtype_name != self.dtype_name:
-                raise TypeError(f"{name} must hold {self.dtype_name} values as the first, got {matrix.dtype_name}")
+                raise TypeError(f"{name} must hold {self.dtype_name} values like the first, got {matrix.dtype_name}")
             if self.dimension is not None and matrix.array.shape[1] != self.dimension:
                 raise ValueError(
-                    f"{name} must have {self.dimension} columns as the first, got shape {matrix.array.shape}"
+                    f"{name} must have {self.dimension} columns like the first, got shape {matrix.array.shape}"
                 )
             yield matrix
             del matrix

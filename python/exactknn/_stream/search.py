@@ -1,15 +1,15 @@
-"""Searches of references that do not fit into memory, or come as they are made.
+"""Searches of references that do not fit in memory, or are generated on the fly.
 
 ::
 
-    for each block of queries, where not all of them fit        (one block when the references come once only)
+    for each block of queries, if they do not all fit           (one block if the references can be read only once)
         _core.BlockSearch(queries)
         for each block of references  <── the next one is read, or made by an iterable, meanwhile (rows)
             add ──> the k nearest so far      (between two blocks: state, a checkpoint)
         result ──> rows of (distances, indices)
 
-The bytes of the result do not depend on the blocks: the core orders all rows by value and row number, and the k first
-of all rows are the k first of those of each part.
+The bytes of the result do not depend on the blocks: the core orders all rows by value and row number, and the first k
+of all rows are the first k among the first k of each block.
 """
 
 from __future__ import annotations
@@ -38,33 +38,33 @@ from exactknn._stream.plan import (
 from exactknn._stream.rows import PIECE_BYTES, ArrayRows, Rows, Stream
 
 _SECONDS = 0.04
-"""Time between two reports while another thread searches, as the core's own."""
+"""Time between two progress reports while another thread searches, the same as in the core."""
 
 Array = npt.NDArray[Any]
 
 
 class State(NamedTuple):
-    """A search between two blocks."""
+    """State of a search between two blocks."""
 
     first_query: int
-    """Where the block of queries begins that is being searched; all before it are done."""
+    """First query of the current block of queries; all before it are finished."""
     rows: int
-    """References that it has been held against."""
+    """References searched for the current block."""
     ranks: Array
-    """Its `_core.BlockSearch.state`: (queries, k), or (0, k) where `rows` is 0."""
+    """`_core.BlockSearch.state` of the current block: (queries, k), or (0, k) if `rows` is 0."""
     candidates: Array
     distances: Array
-    """The result of the queries that are done: (first_query, k)."""
+    """Result of the finished queries: (first_query, k)."""
     indices: Array
 
 
 class ResumableSearch:
-    """A search in blocks, which can be left between two of them and continued later.
+    """A search in blocks that can be interrupted between two of them and resumed later.
 
     Args:
         queries: the queries.
-        references: what is searched; `Stream` where it can be gone through once only.
-        search: what to look for. Its ``k`` is at most the number of references, if that is known.
+        references: the references; a `Stream` can be read only once.
+        search: the parameters. ``k`` is at most the number of references, if that is known.
         plan: from `plan_blocks`.
     """
 
@@ -78,11 +78,11 @@ class ResumableSearch:
         shape = (queries.rows if self._in_parts else 0, search.k)
         self._distances = np.empty(shape, value_dtype(self.dtype_name))
         self._indices = np.empty(shape, np.int64)
-        # Together, so that an interrupt finds both or neither changed.
+        # One tuple, so that an interrupt cannot separate the two.
         self._at: tuple[int, _core.BlockSearch | None] = (0, None)
 
     def state(self) -> State:
-        """Return what `restore` needs, good until the search goes on."""
+        """Return the state for `restore`, valid until the search continues."""
         first, block = self._at
         done = self._distances[:first], self._indices[:first]
         if block is None or block.rows == 0:
@@ -90,7 +90,7 @@ class ResumableSearch:
         return State(first, block.rows, *block.state(), *done)
 
     def restore(self, state: State) -> None:
-        """Go on from the state of such a search that had the same arguments."""
+        """Resume from the state of a search with the same arguments."""
         self._distances[: state.first_query] = state.distances
         self._indices[: state.first_query] = state.indices
         block = None
@@ -100,10 +100,10 @@ class ResumableSearch:
         self._at = (state.first_query, block)
 
     def state_shapes(self, first_query: int, rows: int) -> dict[str, tuple[np.dtype[Any], tuple[int, int]]]:
-        """Return type and shape of the arrays of a state at this place.
+        """Return type and shape of each array of a state at this position.
 
         Raises:
-            ValueError: no search of these queries and references comes there.
+            ValueError: the position is not a block boundary of these queries and references.
         """
         n, part = self._queries.rows, self._plan.queries
         if (
@@ -111,7 +111,7 @@ class ResumableSearch:
             or not 0 <= rows <= (self._references.rows or 0)
             or (first_query % part and first_query < n)
         ):
-            raise ValueError(f"query {first_query} and {rows} references are no place where a block ends")
+            raise ValueError(f"query {first_query} and {rows} references are not a block boundary")
         queries = min(part, n - first_query) if rows else 0
         floats, integers = np.dtype(np.float64), np.dtype(np.int64)
         return {
@@ -123,27 +123,27 @@ class ResumableSearch:
 
     @property
     def fraction(self) -> float:
-        """The share of the work that is done, where the number of references is known."""
+        """The finished share of the work; 0.0 if the number of references is unknown."""
         first, block = self._at
         stop = min(first + self._plan.queries, self._queries.rows)
         return self._share(first, stop, block.rows if block is not None else 0)
 
     def _share(self, first: int, stop: int, rows: int) -> float:
-        """The share of the work when queries up to ``first`` are done and the next up to ``stop`` have met ``rows``."""
+        """Return the share of the work: queries before ``first``, then those to ``stop`` with ``rows`` references."""
         whole = self._references.rows
-        if not whole:  # none, or nobody knows how many
+        if not whole:  # none, or an unknown number
             return 0.0
         return (first * whole + (stop - first) * rows) / max(1, self._queries.rows * whole)
 
     def run(self, progress: Report | None, after_block: Callable[[], None] | None = None) -> tuple[Array, Array]:
-        """Search to the end.
+        """Return distances and indices, both ``(n, k)``, after searching to the end.
 
         Args:
-            progress: is told the finished fraction; 0.0 until the end where the number of references is not known.
-            after_block: is called between two blocks, when `state` is good.
+            progress: called with the finished fraction; 0.0 until the end if the number of references is unknown.
+            after_block: called between two blocks, when `state` is valid.
 
         Raises:
-            ValueError: a NaN or an infinity, by its row among all, or fewer references than ``k`` needs.
+            ValueError: a row holds a NaN or infinity (the message names it), or there are too few references for ``k``.
         """
         if self._in_parts and self._at == (0, None):
             self._check_queries()
@@ -193,7 +193,7 @@ class ResumableSearch:
         )
 
     def _add_behind(self, references: Stream, block: _core.BlockSearch, progress: Report | None) -> None:
-        """Search each block on another thread while this one makes the next."""
+        """Search each block on another thread while this thread makes the next one."""
         stopped, latest = threading.Event(), 0.0
 
         def add(rows: Array) -> None:
@@ -204,7 +204,7 @@ class ResumableSearch:
             nonlocal latest
             latest = fraction
             if stopped.is_set():
-                raise InterruptedError("nobody waits for this search any more")
+                raise InterruptedError("the calling thread has abandoned this search")
 
         def finish(searched: Future[None]) -> None:
             while progress is not None and not wait([searched], _SECONDS).done:
@@ -226,16 +226,16 @@ class ResumableSearch:
                 stopped.set()
 
     def _part_of(self, progress: Report | None, first: int, stop: int, done: int, count: int) -> Report | None:
-        """What to tell of a block of references, which is a part of the work."""
+        """Return the progress function for a block of references, as a part of the whole work."""
         return part_of(progress, self._share(first, stop, done), self._share(first, stop, done + count))
 
     def _check_queries(self) -> None:
-        """Find a bad query now, and by its number among all, rather than when its block is searched."""
+        """Check all queries before the search, so that an error names the row number among all queries."""
         dtype_name, start = self._queries.dtype_name, 0
         step = max(1, PIECE_BYTES // max(1, self._queries.dimension * 8))
         with contextlib.closing(self._queries.blocks(0, step, dtype_name)) as blocks:
             for block in blocks:
-                # A bfloat16 without its lower bits is not finite when its exponent is all ones.
+                # A bfloat16 whose exponent bits are all ones is not finite.
                 bad = (block & 0x7F80) == 0x7F80 if dtype_name == "bfloat16" else ~np.isfinite(block)
                 if bad.any():
                     row, column = (int(i) for i in np.argwhere(bad)[0])
@@ -257,10 +257,10 @@ def knn(
     max_memory: int | None,
     progress: Report | None,
 ) -> tuple[Array, Array]:
-    """Do what `exactknn.knn` promises, in blocks.
+    """Return the result of `exactknn.knn`, searched in blocks.
 
-    The arguments are those of `exactknn.knn`, checked; ``max_memory`` in bytes, None for no bound. Queries and, unless
-    they are blocks of rows (`is_blocks`), references may be arrays of any layout.
+    The arguments are those of `exactknn.knn`, checked; ``max_memory`` in bytes, None for no limit. Queries may be
+    arrays of any layout; so may references, unless they are blocks of rows (`is_blocks`).
 
     Raises:
         TypeError, ValueError: as `exactknn.knn`.
@@ -278,7 +278,7 @@ def knn(
             references = _array_rows(reference, "reference")
         if k is None:
             if references.rows is None:
-                raise ValueError("k must be a number where the reference is an iterable of unknown length, got None")
+                raise ValueError("k must be a number if the reference is an iterable of unknown length, got None")
             k = max(references.rows - exclude_self, 0)
         search = Search(k, metric, p, exclude_self, num_threads)
         check_shapes(queries, references, search)

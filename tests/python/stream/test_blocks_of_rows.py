@@ -36,18 +36,18 @@ def test_a_list_of_matrices_is_blocks_and_nested_lists_are_a_matrix():
         (
             [rows(3, 4), rows(3, 4, "f8")],
             TypeError,
-            "reference block 1 must hold float32 values as the first, got float64",
+            "reference block 1 must hold float32 values like the first, got float64",
         ),
         (
             [rows(3, 4), rows(3, 5)],
             ValueError,
-            r"reference block 1 must have 4 columns as the first, got shape \(3, 5\)",
+            r"reference block 1 must have 4 columns like the first, got shape \(3, 5\)",
         ),
         ([rows(3, 4), rows(3, 4)[0]], ValueError, r"reference block 1 must be 2-D .* got shape \(4,\)"),
         (
             [rows(3, 4), (rows(3, 4), np.zeros(3))],
             TypeError,
-            "reference block 1 must be one matrix, got a tuple of 2 arrays: pass the rows alone",
+            "reference block 1 must be one matrix, got a tuple of 2 arrays: pass only the rows",
         ),
         ([rows(3, 4), rows(3, 4).astype(int)], TypeError, "reference block 1 must hold float32, .* got int64"),
         ([rows(3, 5)], ValueError, "query and reference must have the same number of columns, got 4 and 5"),
@@ -93,7 +93,7 @@ def test_all_neighbours_of_an_iterable_are_refused_before_it_is_read_to_the_end(
             taken.append(number)
             yield rows(3, 4)
 
-    with pytest.raises(ValueError, match="k must be a number where the reference is an iterable of unknown length"):
+    with pytest.raises(ValueError, match="k must be a number if the reference is an iterable of unknown length"):
         exactknn.knn(rows(2, 4), blocks(), k=None)
     assert taken == [0]
 
