@@ -1,4 +1,4 @@
-"""The arguments of a search: numbers, texts and rows, checked and in the form that the native core reads.
+"""Arguments of a search: numbers, strings and rows, checked and converted to the form that the core takes.
 
 scalars: counts, sizes, exponents, flags, names of metrics
 dtypes:  floating types, exact conversion and rounding between them

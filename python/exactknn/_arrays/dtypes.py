@@ -1,7 +1,7 @@
 """Floating types: their names, rows of one type, exact conversion and rounding.
 
-NumPy has no bfloat16 of its own, so such values travel as their ``uint16`` bits with a flag beside them.
-torch is never imported here: a torch type can only exist when its module is already loaded.
+NumPy has no bfloat16, so such values are represented by their ``uint16`` bits and a flag. torch is never imported
+here: a torch type can exist only if its module is already loaded.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-#: What every search takes, as the error messages say it.
+#: The types that every search accepts, for error messages.
 DTYPES = "float32, float64, float16 or bfloat16"
 
-#: The types that hold every value of a type exactly, itself included.
+#: For each type, the types that represent all its values exactly, itself included.
 HELD_BY = {
     "float16": ("float16", "float32", "float64"),
     "bfloat16": ("bfloat16", "float32", "float64"),
@@ -37,15 +37,15 @@ class Matrix(NamedTuple):
 
 
 def as_dtype_name(value: Any, name: str) -> str:
-    """Return the name of a floating type that the core takes.
+    """Return the name of a floating type that the core accepts.
 
     Args:
         value: the name itself, or a type of NumPy, torch or ml_dtypes.
-        name: the argument's name, for the messages.
+        name: the argument's name, for error messages.
 
     Raises:
-        TypeError: neither a text nor a type.
-        ValueError: another type.
+        TypeError: ``value`` is neither a string nor a type.
+        ValueError: ``value`` is another type.
     """
     torch = sys.modules.get("torch")
     if isinstance(value, str):
@@ -65,14 +65,14 @@ def as_dtype_name(value: Any, name: str) -> str:
 
 
 def common_dtype(left: str, right: str) -> str:
-    """Return the name of the floating type that holds the values of two such types exactly."""
+    """Return the name of the floating type that represents the values of both types exactly."""
     if left == right:
         return left
     return "float64" if "float64" in (left, right) else "float32"
 
 
 def converted(matrix: Matrix, dtype_name: str) -> npt.NDArray[Any]:
-    """Return the values in their own or a wider floating type, exactly; their own array where the type is theirs."""
+    """Return the values in their own or a wider floating type, exactly; without a copy if the type is their own."""
     if matrix.dtype_name == dtype_name:
         return matrix.array
     dtype = np.dtype(dtype_name)
@@ -82,8 +82,8 @@ def converted(matrix: Matrix, dtype_name: str) -> npt.NDArray[Any]:
         single = (single.astype(np.uint32) << np.uint32(16)).view(np.float32)
     wide = single.astype(dtype, copy=False)
     if wide.dtype == np.float64 and single.dtype == np.float32:
-        # The calling thread may have been told to read subnormal numbers as zero. Integers are not: such a number is
-        # its 23 bits times 2**-149, and no step on the way to float64 is subnormal.
+        # The caller may have set denormals-are-zero, so convert denormals by their integer bits: such a number is its
+        # 23 bits times 2**-149, and no intermediate float64 value is denormal.
         bits = single.view(np.uint32)
         subnormal = ((bits & 0x7F80_0000) == 0) & ((bits & 0x007F_FFFF) != 0)
         if subnormal.any():
@@ -93,15 +93,15 @@ def converted(matrix: Matrix, dtype_name: str) -> npt.NDArray[Any]:
     return wide
 
 
-# Elements that are rounded together: their temporaries stay a few MiB.
+# Elements rounded at a time: their temporaries take a few MiB.
 _ROUNDED_ELEMENTS = 1 << 18
 
 
 def rounded(matrix: Matrix, dtype_name: str, name: str) -> Matrix:
-    """The values in another floating type, rounded to nearest, ties to even; NaN and infinity stay what they are.
+    """Return the values in another floating type, rounded to nearest, ties to even; NaN and infinity are preserved.
 
     Raises:
-        ValueError: a finite value beyond the largest of the type, by row and column.
+        ValueError: a finite value exceeds the range of the type; the message names row and column.
     """
     if matrix.dtype_name == dtype_name:
         return matrix
@@ -133,7 +133,7 @@ def _to_float16(rows: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[n
 
 def _to_float32(rows: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
     single = rows.astype(np.float32)
-    # The calling thread may have been told to write subnormal numbers as zero; as integers they are safe.
+    # The caller may have set flush-to-zero, so denormal results are formed as integers.
     magnitudes = np.abs(rows)
     subnormal = (magnitudes < 2.0**-126) & (magnitudes > 0)
     if subnormal.any():
@@ -144,19 +144,19 @@ def _to_float32(rows: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[n
 
 def _to_bfloat16(rows: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
     if rows.dtype == np.float64:
-        # By way of float32 they would be rounded twice. So to the 8 bits that a bfloat16 keeps, fewer where it is
-        # subnormal; the result is a float32 number.
+        # Rounding to float32 first would round twice. So round to the 8 significant bits of a bfloat16, fewer if it is
+        # denormal; float32 represents the result exactly.
         fractions, exponents = np.frexp(rows)
         kept = 8 - np.maximum(-125 - exponents, 0)
         rows, _ = _to_float32(np.ldexp(np.rint(np.ldexp(fractions, kept)), exponents - kept))
     bits = rows.view(np.uint32)
-    # Half of the last place that stays, a little less where that place is even; a carry into the exponent is right.
+    # Add half a unit of the last kept place, slightly less if that place is even; a carry into the exponent is correct.
     rounded_bits = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
     upper = np.where(np.isnan(rows), 0x7FC0, rounded_bits).astype(np.uint16)
     return upper, (upper & 0x7FFF) == 0x7F80
 
 
-# How values come to a type, and what NumPy stores.
+# The rounding function of each type, and its storage type in NumPy.
 _ROUNDING = {
     "float16": (_to_float16, np.float16),
     "float32": (_to_float32, np.float32),

@@ -1,11 +1,11 @@
-"""From what a caller hands in to what the native core reads.
+"""Conversion of the caller's rows to the arrays that the core takes.
 
     tensor, DLPack object, array, nested lists
-        -> ``as_matrix``: one row-major NumPy view in CPU memory, copied only when the layout forces it
+        -> ``as_matrix``: one row-major NumPy view in CPU memory, copied only if the layout requires it
         -> ``as_pair``:   query and reference in one common floating type
         -> ``exactknn._core``
 
-torch is never imported here: a torch tensor can only exist when its module is already loaded.
+torch is never imported here: a torch tensor can exist only if its module is already loaded.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import numpy.typing as npt
 from exactknn._arrays.blocks import small_blocks
 from exactknn._arrays.dtypes import DTYPES, Matrix, common_dtype, converted
 
-# DLPack's numbers for memory that the CPU can read: plain, and pinned for CUDA or ROCm.
+# DLPack's device types for memory that the CPU can read: plain, and pinned for CUDA or ROCm.
 _DLPACK_CPU_DEVICES = (1, 3, 11)
 
-#: The largest integer up to which all integers are float64 numbers.
+#: float64 represents all integers up to here exactly.
 EXACT_INTEGER = 2**53
 
 
@@ -35,31 +35,30 @@ class Pair(NamedTuple):
 
     @property
     def searched(self) -> npt.NDArray[Any]:
-        """The rows that are searched: the reference, or the query where there is none."""
+        """The rows to search: the reference, or the query if there is none."""
         return self.query if self.reference is None else self.reference
 
 
 def as_matrix(values: Any, name: str) -> Matrix:
-    """View ``values`` as a row-major matrix in CPU memory.
+    """Return ``values`` as a row-major matrix in CPU memory, without a copy if their layout allows it.
 
     Args:
         values: torch tensor, DLPack object, anything with ``__array__``, or nested lists, of shape ``(rows, d)``.
-            Lists of Python integers are read as float64.
-        name: the argument's name, for the messages.
+            Lists of Python integers are converted to float64.
+        name: the argument's name, for error messages.
 
     Raises:
-        TypeError: the values are not of a floating type that the core takes, or are no array at all.
-        ValueError: the array is not two-dimensional, or does not lie in CPU memory.
+        TypeError: the values are not of a floating type that the core accepts, or are not an array.
+        ValueError: the array is not two-dimensional, or is not in CPU memory.
     """
     array, is_bfloat16 = as_view(values, name)
     return Matrix(np.require(array, array.dtype.newbyteorder("="), ["C", "A"]), is_bfloat16)
 
 
 def as_view(values: Any, name: str) -> tuple[npt.NDArray[Any], bool]:
-    """View ``values`` as `as_matrix` does, in whatever layout and byte order they have: never a copy of an array.
+    """Return ``values`` as an array in their own layout and byte order, and whether it holds bits of bfloat16 values.
 
-    Returns:
-        The array, and whether it holds the bits of bfloat16 values.
+    An array is never copied.
 
     Raises:
         TypeError, ValueError: as `as_matrix`.
@@ -73,22 +72,22 @@ def as_view(values: Any, name: str) -> tuple[npt.NDArray[Any], bool]:
 
 
 def as_values(values: Any, name: str) -> npt.NDArray[Any]:
-    """View numbers as ``as_matrix`` does, bfloat16 widened to float32. Raises what ``as_matrix`` raises."""
+    """Return the array of ``as_matrix``, bfloat16 widened to float32. Raises as ``as_matrix``."""
     matrix = as_matrix(values, name)
     return converted(matrix, "float32") if matrix.bfloat16 else matrix.array
 
 
 def as_array(values: Any, name: str) -> npt.NDArray[Any]:
-    """View ``values`` as an array in CPU memory, of whatever type NumPy has for them.
+    """Return ``values`` as an array in CPU memory, of any type that NumPy has.
 
     Raises:
-        TypeError: a masked array, or a tensor that is sparse or bfloat16.
-        ValueError: a tensor that is not in CPU memory, or rows of different lengths.
+        TypeError: ``values`` is a masked array, or a tensor that is sparse or bfloat16.
+        ValueError: ``values`` is a tensor that is not in CPU memory, or has rows of different lengths.
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(values, torch.Tensor):
         if values.device.type != "cpu":
-            raise ValueError(f"{name} must lie in CPU memory, got a tensor on {values.device}: copy it with .cpu()")
+            raise ValueError(f"{name} must be in CPU memory, got a tensor on {values.device}: copy it with .cpu()")
         try:
             values = values.detach().numpy()
         except TypeError as error:
@@ -102,9 +101,9 @@ def as_array(values: Any, name: str) -> npt.NDArray[Any]:
 
 
 def as_pair(query: Any, reference: Any = None) -> Pair:
-    """View both sides of a search in one floating type; two different types are promoted.
+    """Return both sides of a search in one floating type; two different types are promoted.
 
-    float16 with bfloat16 becomes float32, which holds both exactly. Raises what ``as_matrix`` raises.
+    float16 with bfloat16 becomes float32, which represents both exactly. Raises as ``as_matrix``.
     """
     left = as_matrix(query, "query")
     if reference is None:
@@ -115,7 +114,7 @@ def as_pair(query: Any, reference: Any = None) -> Pair:
 
 
 def is_blocks(values: Any) -> bool:
-    """Tell whether these are blocks of rows: an iterable without item access, or a list or tuple of matrices."""
+    """Return whether these are blocks of rows: an iterable without item access, or a list or tuple of matrices."""
     if isinstance(values, (list, tuple)):
         return bool(values) and getattr(values[0], "ndim", None) == 2
     if hasattr(values, "__array__") or hasattr(values, "__dlpack__"):
@@ -124,7 +123,7 @@ def is_blocks(values: Any) -> bool:
 
 
 def first_row_not_finite(rows: npt.NDArray[Any]) -> int | None:
-    """The first row with a NaN or an infinity, or None."""
+    """Return the first row with a NaN or infinity, or None."""
     for start, stop in small_blocks(*rows.shape):
         bad = np.flatnonzero(~np.isfinite(rows[start:stop]).all(axis=1))
         if bad.size:
@@ -133,7 +132,7 @@ def first_row_not_finite(rows: npt.NDArray[Any]) -> int | None:
 
 
 def _imported(values: Any, name: str) -> tuple[npt.NDArray[Any], bool]:
-    """An ndarray of any layout, and whether it holds the bits of bfloat16 values."""
+    """Return an ndarray of any layout, and whether it holds bits of bfloat16 values."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(values, torch.Tensor):
         return _from_tensor(torch, values, name)
@@ -144,7 +143,7 @@ def _imported(values: Any, name: str) -> tuple[npt.NDArray[Any], bool]:
     if hasattr(values, "__dlpack_device__"):
         device, _ = values.__dlpack_device__()
         if int(device) not in _DLPACK_CPU_DEVICES:
-            raise ValueError(f"{name} must lie in CPU memory, got a DLPack object on device type {int(device)}")
+            raise ValueError(f"{name} must be in CPU memory, got a DLPack object on device type {int(device)}")
     if hasattr(values, "__array__"):
         return _bits_of_bfloat16(np.asarray(values))
     if hasattr(values, "__dlpack__"):
@@ -165,7 +164,7 @@ def _bits_of_bfloat16(array: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], bool]:
 def _from_tensor(torch: Any, tensor: Any, name: str) -> tuple[npt.NDArray[Any], bool]:
     if tensor.device.type != "cpu":
         raise ValueError(
-            f"{name} must lie in CPU memory, got a tensor on {tensor.device}: "
+            f"{name} must be in CPU memory, got a tensor on {tensor.device}: "
             "copy it with .cpu(), or search on its device with exactknn.evaluation.CustomKNN"
         )
     if tensor.layout != torch.strided:
@@ -186,7 +185,7 @@ def _from_sequence(values: Any, name: str) -> tuple[npt.NDArray[Any], bool]:
     if array.ndim == 0:
         raise TypeError(f"{name} must be an array, a tensor or nested lists, got {type(values).__name__}")
     if isinstance(values, (list, tuple)) and array.dtype.kind in "iu":
-        # Python numbers carry no element type, so whole ones are as good as floats while they stay exact.
+        # Python numbers have no element type, so integers are accepted as floats while the conversion is exact.
         if array.size and max(abs(int(array.min())), abs(int(array.max()))) > EXACT_INTEGER:
             raise TypeError(f"{name} must hold {DTYPES} values, got integers beyond 2**53")
         array = array.astype(np.float64)

@@ -1,4 +1,4 @@
-"""Lists of row numbers, one for each query, as compressed rows."""
+"""Lists of row numbers, one per query, as compressed rows."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ def as_row_lists(values: Any, name: str, queries: int, rows: int) -> tuple[Ints,
     """Return lists of row numbers as ``(indptr, indices)``: query ``i`` has ``indices[indptr[i]:indptr[i + 1]]``.
 
     Args:
-        values: a sequence of row numbers for each query, or a tuple ``(indptr, indices)``.
-        name: the argument's name, for the messages.
+        values: a sequence of row numbers per query, or a tuple ``(indptr, indices)``.
+        name: the argument's name, for error messages.
         queries: number of queries.
-        rows: number of rows that can be named.
+        rows: number of rows; valid row numbers are below it.
 
     Raises:
-        TypeError: numbers that are not integers.
-        ValueError: not a list for each query, a number that names no row, or one that a list names twice.
+        TypeError: the numbers are not integers.
+        ValueError: there is not one list per query, a number is not a row, or a list names a row twice.
     """
     if isinstance(values, tuple) and len(values) == 2 and all(hasattr(part, "dtype") for part in values):
         indptr, indices = (_integers(part, name) for part in values)

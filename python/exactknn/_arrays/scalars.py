@@ -1,4 +1,4 @@
-"""Counts, sizes, exponents and flags that a caller gives, checked; and the names of the metrics."""
+"""Checks of counts, sizes, exponents and flags; and the names of the metrics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-#: What `exactknn.knn`, `exactknn.radius` and the command line rank by.
+#: Metrics of `exactknn.knn`, `exactknn.radius` and the command line.
 METRICS = ("sqeuclidean", "euclidean", "cosine", "inner_product", "cityblock", "chebyshev", "minkowski")
 
 
@@ -35,31 +35,31 @@ def as_count(value: Any, name: str, *, minimum: int) -> int:
 
 
 def as_optional_count(value: Any, name: str) -> int | None:
-    """Return ``value`` as an ``int`` of at least 1, or ``None`` as it is. Raises what `as_count` raises."""
+    """Return ``value`` as an ``int`` of at least 1, or ``None`` unchanged. Raises as `as_count`."""
     return None if value is None else as_count(value, name, minimum=1)
 
 
 def as_bytes(value: Any, name: str) -> int:
-    """Return a number of bytes, given as an integer or as a text such as ``"2GB"``, ``"512 MiB"`` or ``"1.5 GB"``.
+    """Return a number of bytes, given as an integer or a string such as ``"2GB"``, ``"512 MiB"`` or ``"1.5 GB"``.
 
     Raises:
-        TypeError: ``value`` is neither an integer nor a text.
-        ValueError: the text is none of these, or the number is below 1.
+        TypeError: ``value`` is neither an integer nor a string.
+        ValueError: the string has another form, or the number is below 1.
     """
     if not isinstance(value, str):
         if isinstance(value, (float, np.floating)):
-            raise TypeError(f"{name} must be a whole number of bytes or a text such as '2GB', got {value!r}")
+            raise TypeError(f"{name} must be a whole number of bytes or a string such as '2GB', got {value!r}")
         return as_count(value, name, minimum=1)
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)B\s*|\s*(\d+)\s*", value, re.ASCII | re.IGNORECASE)
     if found is None or (found[3] and not found[2]):
         raise ValueError(
-            f"{name} must be a number of bytes, or a text such as '2GB', '512MiB' or '1.5 GB', got {value!r}"
+            f"{name} must be a number of bytes, or a string such as '2GB', '512MiB' or '1.5 GB', got {value!r}"
         )
     if found[4]:
         count = int(found[4])
     else:
         power = " KMGT".index(found[2].upper() or " ")
-        # As a fraction: 1.1 GB are a whole number of bytes, which float64 would miss.
+        # As a fraction: 1.1 GB is a whole number of bytes, but float64 would round it.
         count = int(Fraction(found[1]) * (1024 if found[3] else 1000) ** power)
     if count < 1:
         raise ValueError(f"{name} must be at least 1 byte, got {value!r}")
@@ -69,7 +69,7 @@ def as_bytes(value: Any, name: str) -> int:
 def as_exponent(value: Any, name: str) -> float:
     """Return ``value`` as a ``float`` above 0, infinity included.
 
-    Integers and NumPy's numbers count as numbers; booleans and text do not.
+    Integers and NumPy's numbers count as numbers; booleans and strings do not.
 
     Raises:
         TypeError: ``value`` is not a number.
@@ -80,20 +80,20 @@ def as_exponent(value: Any, name: str) -> float:
     try:
         exponent = float(value)
     except OverflowError:
-        raise ValueError(f"{name} must be a number above 0 that float64 holds, or infinity, got {value!r}") from None
+        raise ValueError(f"{name} must be a number above 0 within float64, or infinity, got {value!r}") from None
     if not exponent > 0:
         raise ValueError(f"{name} must be a number above 0, or infinity, got {exponent:g}")
     return exponent
 
 
 def as_real(value: Any, name: str, *, finite: bool = True) -> float:
-    """Return ``value`` as a ``float``, which is never NaN and is finite unless ``finite`` is False.
+    """Return ``value`` as a ``float``, never NaN, and finite unless ``finite`` is False.
 
-    Python's and NumPy's integers and floats count; booleans, texts and arrays do not.
+    Python's and NumPy's integers and floats count as numbers; booleans, strings and arrays do not.
 
     Raises:
         TypeError: ``value`` is not a real number.
-        ValueError: ``value`` is a NaN, an infinity where that is not taken, or beyond the range of float64.
+        ValueError: ``value`` is NaN, infinite although ``finite`` is True, or beyond the range of float64.
     """
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a real number, got {value!r} of type {type(value).__name__}")
@@ -109,7 +109,7 @@ def as_real(value: Any, name: str, *, finite: bool = True) -> float:
 
 
 def as_flag(value: Any, name: str) -> bool:
-    """Return ``value`` as a ``bool``; truth values of other types do not count.
+    """Return ``value`` as a ``bool``; truthy values of other types are errors.
 
     Raises:
         TypeError: ``value`` is neither True nor False.

@@ -1,4 +1,4 @@
-"""How many neighbours there can be: the rules, and the words in which the core refuses the rest."""
+"""How many neighbours there can be, with the error messages of the core."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ def check_sizes(
     when: str = "self is excluded",
     where: str = "reference",
 ) -> None:
-    """Refuse a ``k`` that is too large, or references that cannot hold the queries.
+    """Check that ``k`` is not too large, and that the references can include the queries.
 
     Args:
-        queries: their number.
-        references: their number.
-        k: neighbours of each query.
+        queries: number of queries.
+        references: number of references.
+        k: neighbours per query.
         exclude_self: whether query ``i`` is reference row ``i``, and not a neighbour of itself.
-        when: what excludes it, in the words of the caller.
-        where: what holds the references.
+        when: why self is excluded, for the message.
+        where: name of the references, for the message.
 
     Raises:
-        ValueError: the references are too few.
+        ValueError: there are too few references.
     """
     if exclude_self and references < queries:
         raise ValueError(
