@@ -3,11 +3,11 @@
     query and reference labels ──Groups.of_codes──> Groups: the references that are relevant to each query
     a backend's neighbours, relevant or not ──Hits.from_relevance──┐
     ranks from the core, without neighbours ─────────────Hits─────┴──> Hits ──Metric───> one value per query
-    one value per query ──mean_of, class_means──> what is reported
+    one value per query ──mean_of, class_means──> reported values
 
-With relevance yes or no, a ranked list is known by the ranks of its relevant rows: every metric here is a function of
-these ranks, of their number among all references, and of how many neighbours were looked at. So no metric needs a step
-of Python for each query, and none needs the full list of neighbours.
+With binary relevance, a ranked list is determined by the ranks of its relevant rows: every metric here is a function of
+these ranks, of the number of relevant references, and of the number of neighbours considered. So no metric needs a
+Python step per query, and none needs the full list of neighbours.
 
-Sums are formed in one order or rounded once, so that the reported values do not depend on the machine either.
+Sums have a fixed order or are rounded once, so that reported values do not depend on the machine.
 """

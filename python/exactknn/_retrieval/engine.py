@@ -1,6 +1,6 @@
-"""How an evaluation finds what its metrics look at, and one value per query and metric of it.
+"""Plans and runs the searches of an evaluation, and computes one value per query and metric.
 
-metrics, relevant references --plan--> how many neighbours, and whether ranks are counted instead of them
+metrics, relevant references --plan--> how many neighbours, and whether ranks are counted instead
 References, groups ---------counted--> ranks -----+
 relevance of neighbours --------------------------+--> Hits --Scores.take--> values, a block of queries at a time
 """
@@ -19,42 +19,42 @@ from exactknn._retrieval.hits import Hits
 from exactknn._retrieval.metrics import Metric, values_of
 from exactknn._retrieval.types import Floats, Ints
 
-# Up to here the neighbours themselves always cost less than the ranks of the relevant references.
+# Up to here, neighbours are always cheaper than the ranks of the relevant references.
 _FEW_NEIGHBOURS = 128
 
-# Ranks handed out together by the core (32 MiB).
+# Ranks that the core returns at a time (32 MiB).
 _BLOCK_RANKS = 1 << 22
 
 Block = tuple[int, int, Hits]
-"""First query, one behind the last, and their hits."""
+"""First query, one past the last, and their hits."""
 
 
 class Plan(NamedTuple):
-    """How many neighbours an evaluation looks at, and how it finds them."""
+    """How many neighbours an evaluation needs, and how it finds them."""
 
     resolved: int
-    """For metrics without a number of their own."""
+    """Neighbours for metrics without a cutoff in their name."""
     for_ranks: int
-    """For the metrics of ranks."""
+    """Neighbours for the rank metrics."""
     columns: int
-    """To search for."""
+    """Neighbours to search for."""
     by_rank: bool
-    """Whether ranks are counted, so that the metrics of ranks need none of these columns."""
+    """Whether ranks are counted, so that the rank metrics need none of these columns."""
 
 
 def depth_of(metrics: Iterable[Metric], resolved: int, relevant_counts: Ints, candidates: int) -> int:
-    """Return how many neighbours these metrics look at: none where no query has a relevant reference."""
+    """Return how many neighbours these metrics need, 0 if no query has a relevant reference."""
     most = int(relevant_counts.max(initial=0))
     return max((metric.depth(resolved, most, candidates) for metric in metrics), default=0) if most else 0
 
 
 def plan(resolved: int, for_ranks: int, for_others: int, relevant_counts: Ints, *, can_count: bool = True) -> Plan:
-    """Return how to find what metrics look at: ranks are counted where that is cheaper than their neighbours.
+    """Return the plan of an evaluation: ranks are counted if that is cheaper than finding the neighbours.
 
     Args:
-        resolved: neighbours of metrics without a number of their own.
-        for_ranks: neighbours that only metrics of ranks look at.
-        for_others: neighbours that are wanted in any case.
+        resolved: neighbours for metrics without a cutoff in their name.
+        for_ranks: neighbours for the rank metrics.
+        for_others: neighbours for all other metrics, which always need them.
         relevant_counts: relevant references of each query, ``(n,)``.
         can_count: whether the search can count ranks.
     """
@@ -63,15 +63,15 @@ def plan(resolved: int, for_ranks: int, for_others: int, relevant_counts: Ints, 
 
 
 def ranks_pay(depth: int, relevant_counts: Ints) -> bool:
-    """Return whether the ranks of all relevant references are cheaper to get than the ``depth`` nearest of each query.
+    """Return whether the ranks of all relevant references are cheaper than the ``depth`` nearest of each query.
 
-    Beyond a few neighbours that is so while they are fewer numbers.
+    Beyond a few neighbours, ranks are cheaper if there are fewer of them.
     """
     return depth > _FEW_NEIGHBOURS and int(relevant_counts.sum()) <= depth * len(relevant_counts)
 
 
 def group_blocks(groups: Groups, relevant_counts: Ints) -> Iterator[tuple[int, int, Groups]]:
-    """Yield blocks of queries whose ranks fit into a few dozen MiB together, each with its groups."""
+    """Yield blocks of queries whose ranks take a few dozen MiB, each with its groups."""
     ends = np.cumsum(relevant_counts)
     start, n = 0, len(relevant_counts)
     while start < n:
@@ -91,11 +91,11 @@ def counted(
     """Yield the hits of each block of queries, counted among all references without a list of neighbours.
 
     Args:
-        references: what is searched.
-        blocks: of queries, from the first to the last, with their relevant references.
-        relevant_counts: how many these are for each query, itself left out, ``(n,)``.
-        candidates: references of one query, itself left out.
-        part: gives what is told the finished fraction of a block.
+        references: the references.
+        blocks: of queries, first to last, with their relevant references.
+        relevant_counts: relevant references of each query, self excluded, ``(n,)``.
+        candidates: references of one query, self excluded.
+        part: returns the progress function of a block.
     """
     for start, stop, groups in blocks:
         offsets, ranks = references.ranks(
@@ -105,15 +105,15 @@ def counted(
 
 
 class Scores:
-    """One value per query for each metric of ranks, NaN until its block is taken."""
+    """One value per query for each rank metric, NaN until its block is taken."""
 
     def __init__(self, metrics: Mapping[str, Metric], n: int, resolved: int) -> None:
-        """Begin with no block of ``n`` queries; metrics without a number of their own look at ``resolved``."""
+        """Start with NaN for all ``n`` queries; metrics without a cutoff in their name use ``resolved`` neighbours."""
         self._metrics = metrics
         self._resolved = resolved
         self.values: dict[str, Floats] = {name: np.full(n, np.nan) for name in metrics}
 
     def take(self, start: int, stop: int, hits: Hits) -> None:
-        """Form the values of the queries from ``start`` to ``stop``."""
+        """Compute the values of the queries ``start`` to ``stop``."""
         for name, values in values_of(self._metrics, hits, self._resolved).items():
             self.values[name][start:stop] = values

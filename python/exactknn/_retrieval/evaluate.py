@@ -1,13 +1,13 @@
-"""Retrieval evaluation of whole arrays: what ``exactknn evaluate`` computes. NumPy and the core only.
+"""Retrieval evaluation of whole arrays, for ``exactknn evaluate``. NumPy and the core only.
 
-    embeddings, labels --Task.of--> Task: rows, and the class of each as a number
+    embeddings, labels --Task.of--> Task: rows, and the class code of each
     Task, metrics, k --engine.plan--> ranks, neighbours or both, in blocks of queries
         ranks, or relevance of neighbours --> Hits --+--> one value per query and metric
                                                      +--> counts by rank, for curves
         classes of neighbours --> votes, nearest class
     Task --pair_sample--> distances of same-class and of other-class pairs
 
-The queries pass in blocks, so memory grows neither with queries x references nor with queries x neighbours.
+Queries are processed in blocks, so memory grows neither with queries x references nor with queries x neighbours.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from exactknn._retrieval.types import Bools, Floats, Ints
 Array = npt.NDArray[Any]
 Neighbours = int | Literal["all", "max"]
 CURVE_NEIGHBOURS = 100
-"""Neighbours up to which the curves go."""
+"""Number of neighbours that the curves cover."""
 
 
 @dataclass(frozen=True)
 class Details:
-    """What the report shows beside the metrics, over the queries that are not lone."""
+    """Further data for the report, over the queries that are not lone (queries with positives)."""
 
     relevant_at: Ints
-    """How many queries have a relevant reference at rank ``j + 1``, ``(c,)``."""
+    """Number of queries with a relevant reference at rank ``j + 1``, ``(c,)``."""
     first_at: Ints
-    """For how many that is the nearest relevant one, ``(c,)``."""
+    """Number of queries whose nearest relevant reference has rank ``j + 1``, ``(c,)``."""
     nearest_class: Ints
     """Class of the nearest reference of every query, ``(n,)``."""
 
@@ -59,21 +59,21 @@ class Evaluation:
     """One value for each metric and query."""
 
     values: dict[str, Floats]
-    """By name, in the order asked for: ``(n,)``, NaN for lone queries."""
+    """By name, in the given order: ``(n,)``, NaN for lone queries."""
     relevant_counts: Ints
-    """References of its class of each query, itself left out, ``(n,)``; 0: the query is lone."""
+    """Relevant references of each query, self excluded, ``(n,)``; 0: the query is lone (without positives)."""
     k: int
-    """Neighbours that metrics without a number of their own look at."""
+    """Neighbours for metrics without a cutoff in their name."""
     details: Details | None = None
 
     @property
     def counted(self) -> Bools:
-        """Queries that are not lone, ``(n,)``."""
+        """Mask of the queries that are not lone, ``(n,)``."""
         return self.relevant_counts > 0
 
     @property
     def cut_short(self) -> list[str]:
-        """Metrics that look at as many neighbours as there are relevant references, where ``k`` is below that."""
+        """Metrics that ``k`` truncates: those that need as many neighbours as there are relevant references."""
         if self.k >= self.relevant_counts.max(initial=0):
             return []
         return [name for name in self.values if name in UP_TO_RELEVANT]
@@ -88,19 +88,19 @@ def evaluate(
     num_threads: int | None = None,
     progress: Report | None = None,
 ) -> Evaluation:
-    """Score each query.
+    """Return the value of each metric for each query.
 
     Args:
         task: rows and classes.
         metrics: names of `known_metrics`.
-        k: neighbours for metrics that name no number: ``"all"``, ``"max"`` (as many as the largest number of relevant
-            references) or a number of at least 1, which acts as ``"all"`` where there are fewer.
-        details: whether to gather what the report shows, too.
+        k: neighbours for metrics without a cutoff in their name: ``"all"``, ``"max"`` (the largest number of relevant
+            references) or a number of at least 1, capped at the number of references.
+        details: whether to collect the further data for the report.
         num_threads: threads, at least 1. ``None``: see `exactknn.set_num_threads`.
-        progress: is told the finished fraction.
+        progress: called with the finished fraction.
 
     Raises:
-        ValueError: an unknown metric, or what the core refuses.
+        ValueError: a metric is unknown, or the core rejects the arguments.
     """
     check_metrics(metrics)
     groups = task.groups()
@@ -114,7 +114,7 @@ def evaluate(
 
 
 class _Gathering:
-    """Takes what the searches find, block by block."""
+    """Collects the results of the searches, block by block."""
 
     def __init__(self, task: Task, metrics: Sequence[str], relevant_counts: Ints, resolved: int, details: bool) -> None:
         n = len(task.query_class)
@@ -177,7 +177,7 @@ def _search(gathering: _Gathering, groups: Groups, num_threads: int | None, prog
 
 @dataclass
 class _Stages:
-    """One finished fraction of several searches, each in blocks."""
+    """Combined finished fraction of several searches, each in blocks."""
 
     progress: Report | None
     n: int
@@ -185,10 +185,10 @@ class _Stages:
     finished: int = field(default=0, init=False)
 
     def part(self, start: int, stop: int) -> Report | None:
-        """Return what is told the finished fraction of the queries from ``start`` to ``stop`` in this stage."""
+        """Return the progress function for the queries ``start`` to ``stop`` of this stage."""
         before, after = (self.finished + row / self.n for row in (start, stop))
         return part_of(self.progress, before / self.number, after / self.number)
 
     def next(self) -> None:
-        """The stage is done."""
+        """Finish the stage."""
         self.finished += 1

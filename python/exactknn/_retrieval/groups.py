@@ -21,18 +21,18 @@ class Groups:
 
     @classmethod
     def of_codes(cls, query_codes: Ints, reference_codes: Ints, groups: int) -> Groups:
-        """Equal codes are relevant. Codes of queries are from 0 to ``groups - 1``; a reference may have others."""
+        """Return groups by equal codes: 0 to ``groups - 1`` for queries; other codes of references match no query."""
         rows = np.argsort(reference_codes, kind="stable")
         offsets = np.searchsorted(reference_codes[rows], np.arange(groups + 1))
-        first, last = offsets[0], offsets[-1]  # before and behind are references of no group
+        first, last = offsets[0], offsets[-1]  # references outside are in no group
         return cls(query_codes, (offsets - first).astype(np.int64), rows[first:last].astype(np.int64))
 
     @classmethod
     def of_pairs(cls, queries: Ints, rows: Ints, n: int) -> Groups:
-        """Each of ``n`` queries has a group of its own. Pairs of query and reference row, ascending by query."""
+        """Return one group for each of ``n`` queries, from pairs of query and reference row, ascending by query."""
         offsets = np.searchsorted(queries, np.arange(n + 1))
         return cls(np.arange(n, dtype=np.int64), offsets.astype(np.int64), rows.astype(np.int64))
 
     def part(self, start: int, stop: int) -> Groups:
-        """The same references for the queries from ``start`` to ``stop``."""
+        """Return the groups of the queries ``start`` to ``stop``."""
         return Groups(self.query_group[start:stop], self.offsets, self.rows)

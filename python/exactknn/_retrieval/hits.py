@@ -21,20 +21,20 @@ class Hits:
     offsets: Ints
     """Query ``i`` has the ranks ``offsets[i]`` to ``offsets[i + 1]``, ``(n + 1,)``."""
     relevant_counts: Ints
-    """Relevant references of each query among all references, itself left out, ``(n,)``."""
+    """Relevant references of each query among all references, self excluded, ``(n,)``."""
     k: int
-    """Neighbours that were looked at."""
+    """Number of neighbours considered."""
 
     @classmethod
     def from_relevance(cls, relevance: Bools, relevant_counts: Ints) -> Hits:
-        """From the relevance of each neighbour, ``(n, k)``, nearest first."""
+        """Return the hits for the relevance of each neighbour, ``(n, k)``, nearest first."""
         rows, columns = np.nonzero(relevance)
         offsets = np.zeros(len(relevance) + 1, np.int64)
         np.cumsum(np.bincount(rows, minlength=len(relevance)), out=offsets[1:])
         return cls(columns.astype(np.int64) + 1, offsets, relevant_counts, relevance.shape[1])
 
     def first(self, k: int) -> Hits:
-        """What is left of it when only the first ``k`` neighbours are looked at."""
+        """Return the hits among the first ``k`` neighbours."""
         if k >= self.k:
             return self
         kept = self.ranks <= k
@@ -44,16 +44,16 @@ class Hits:
 
     @property
     def found(self) -> Ints:
-        """Relevant references among the ``k`` neighbours of each query, ``(n,)``."""
+        """Number of relevant references among the ``k`` neighbours of each query, ``(n,)``."""
         return np.diff(self.offsets)
 
     @functools.cached_property
     def queries(self) -> Ints:
-        """The query that each rank belongs to, ``(len(ranks),)``."""
+        """Query of each rank, ``(len(ranks),)``."""
         return np.repeat(np.arange(len(self.relevant_counts)), self.found)
 
     def sums(self, values: npt.NDArray[Any]) -> Floats:
-        """Sum over the ranks of each query, in their order, ``(n,)``."""
+        """Return the sum over the ranks of each query, in rank order, ``(n,)``."""
         return np.bincount(self.queries, weights=values, minlength=len(self.relevant_counts)).astype(np.float64)
 
     @functools.cached_property
@@ -65,7 +65,7 @@ class Hits:
 
     @property
     def first_rank(self) -> Floats:
-        """Rank of the nearest relevant reference, infinite where none was found, ``(n,)``."""
+        """Rank of the nearest relevant reference, infinity if none was found, ``(n,)``."""
         rank = np.full(len(self.relevant_counts), np.inf)
         some = self.found > 0
         rank[some] = self.ranks[self.offsets[:-1][some]]

@@ -1,6 +1,6 @@
-"""Metrics of the ranks of the relevant references, one value per query, and their means.
+"""Rank metrics: functions of the ranks of the relevant references, one value per query, and their means.
 
-A value is NaN where the query has no relevant reference.
+The value is NaN if the query has no relevant reference.
 """
 
 from __future__ import annotations
@@ -28,44 +28,44 @@ def _defined(values: npt.NDArray[Any], hits: Hits) -> Floats:
 
 
 def r_precision(hits: Hits) -> Floats:
-    """Precision among the first ``h`` neighbours, ``h`` the smaller of the relevant references and ``k``."""
+    """Return the precision among the first ``h`` neighbours, ``h`` the minimum of the relevant references and ``k``."""
     height = np.minimum(hits.relevant_counts, hits.k)
     return divided(hits.sums(hits.ranks <= height[hits.queries]), height)
 
 
 def average_precision(hits: Hits) -> Floats:
-    """Sum of the precisions at the relevant ranks, over all relevant references, those not found too."""
+    """Return the sum of the precisions at the relevant ranks, divided by the number of all relevant references."""
     return divided(hits.sums(hits.precisions), hits.relevant_counts)
 
 
 def average_precision_at_r(hits: Hits) -> Floats:
-    """The same, only ranks up to the number of relevant references counted."""
+    """Return the average precision over ranks up to the number of relevant references."""
     counted = hits.ranks <= hits.relevant_counts[hits.queries]
     return divided(hits.sums(np.where(counted, hits.precisions, 0.0)), hits.relevant_counts)
 
 
 def reciprocal_rank(hits: Hits) -> Floats:
-    """One over the rank of the nearest relevant reference, 0 where none was found."""
+    """Return 1 / rank of the nearest relevant reference, 0 if none was found."""
     return _defined(1.0 / hits.first_rank, hits)
 
 
 def precision_at(hits: Hits, k: int) -> Floats:
-    """Share of relevant references among the first ``k``, divided by ``k`` even where there are fewer."""
+    """Return the share of relevant references among the first ``k``, divided by ``k`` even if there are fewer."""
     return _defined(hits.first(k).found / k, hits)
 
 
 def hit_rate_at(hits: Hits, k: int) -> Floats:
-    """1 where any of the first ``k`` neighbours is relevant, else 0."""
+    """Return 1 if any of the first ``k`` neighbours is relevant, else 0."""
     return _defined(hits.first_rank <= k, hits)
 
 
 def found_fraction_at(hits: Hits, k: int) -> Floats:
-    """Share of all relevant references that are among the first ``k``."""
+    """Return the share of all relevant references that are among the first ``k``."""
     return divided(hits.first(k).found, hits.relevant_counts)
 
 
 def ndcg_at(hits: Hits, k: int) -> Floats:
-    """Discounted gain of the first ``k``, over that of a list with all relevant references in front."""
+    """Return the discounted gain of the first ``k``, divided by that of a list with all relevant references first."""
     kept = hits.first(k)
     in_front = np.minimum(hits.relevant_counts, k)
     ideal = np.concatenate([[0.0], np.cumsum(1.0 / np.log2(np.arange(2, in_front.max(initial=0) + 2)))])
@@ -74,22 +74,22 @@ def ndcg_at(hits: Hits, k: int) -> Floats:
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric of the ranks of the relevant references."""
+    """A function of the ranks of the relevant references."""
 
     name: str
     values: Callable[[Hits], Floats]
     neighbours: int | None = None
-    """How many neighbours it looks at; ``None``: as many as the calculator's ``k`` says."""
+    """Cutoff, in neighbours; ``None``: the calculator's ``k``."""
     up_to_relevant: bool = False
-    """Whether it never looks beyond the largest number of relevant references."""
+    """Whether it needs no more neighbours than the largest number of relevant references."""
 
     def depth(self, resolved: int, most: int, candidates: int) -> int:
-        """How many neighbours of each query must be known.
+        """Return how many neighbours of each query the metric needs.
 
         Args:
-            resolved: what the calculator's ``k`` says, at most ``candidates``.
+            resolved: the calculator's ``k``, at most ``candidates``.
             most: the largest number of relevant references.
-            candidates: the references of one query, itself left out.
+            candidates: the references of one query, self excluded.
         """
         if self.neighbours is not None:
             return min(self.neighbours, candidates)
@@ -97,7 +97,7 @@ class Metric:
 
 
 def values_of(metrics: Mapping[str, Metric], hits: Hits, resolved: int) -> dict[str, Floats]:
-    """One value per query for each metric; those without a number of their own look at ``resolved`` neighbours."""
+    """Return one value per query for each metric; those without a cutoff use ``resolved`` neighbours."""
     limited = hits.first(resolved)
     return {name: metric.values(limited if metric.neighbours is None else hits) for name, metric in metrics.items()}
 
@@ -116,19 +116,19 @@ UP_TO_RELEVANT = tuple(name for name, metric in BUILT_IN.items() if metric.up_to
 
 
 def mean_of(values: Floats) -> float:
-    """Mean of the values that are not NaN, rounded once; NaN where none is left."""
+    """Return the mean of the values that are not NaN, rounded once; NaN if all are."""
     counted = values[~np.isnan(values)]
     if not len(counted):
         return math.nan
     try:
         return math.fsum(counted) / len(counted)
-    except (OverflowError, ValueError):  # a sum beyond float64, infinities of both signs
+    except (OverflowError, ValueError):  # a sum beyond float64, or infinities of both signs
         with np.errstate(all="ignore"):
             return float(counted.mean())
 
 
 def class_means(values: Floats, classes: Ints, number: int) -> Floats:
-    """Mean of each class's values that are not NaN, ``(number,)``; NaN where none is left."""
+    """Return the mean of each class's values that are not NaN, ``(number,)``; NaN if all are."""
     counted = ~np.isnan(values)
     sums = np.bincount(classes[counted], weights=values[counted], minlength=number)
     return divided(sums, np.bincount(classes[counted], minlength=number))

@@ -28,13 +28,13 @@ _NUMBERED = re.compile(r"([a-z_]+)_at_([1-9][0-9]{0,17})")  # any more digits wo
 
 
 def numbered(name: str) -> tuple[str, int] | None:
-    """Split a name such as ``precision_at_10``; ``None`` if it has not that form."""
+    """Return the parts of a name such as ``precision_at_10``; ``None`` if it has another form."""
     match = _NUMBERED.fullmatch(name)
     return None if match is None else (match[1], int(match[2]))
 
 
 def metric_named(name: str) -> Metric | None:
-    """The metric of this name, such as ``r_precision`` or ``precision_at_10``; ``None`` if there is none."""
+    """Return the rank metric of this name, such as ``precision_at_10``; ``None`` if there is none."""
     if name in BUILT_IN:
         return BUILT_IN[name]
     parts = numbered(name)
@@ -44,33 +44,33 @@ def metric_named(name: str) -> Metric | None:
     return Metric(name, lambda hits: function(hits, k), neighbours=k)
 
 
-# Temperature of the weights by which neighbours vote; None: all weigh the same.
+# Temperature of the neighbours' weights in the vote; None: equal weights.
 _VOTES = {"knn_accuracy": None, "knn_softmax_accuracy": 0.07}
 NUMBERED_NAMES = tuple(f"{name}_at_<k>" for name in (*_AT_K, *_VOTES))
-"""Names that need a number of at least 1 in the place of ``<k>``."""
+"""Names in which ``<k>`` stands for a number of at least 1."""
 
 
 def vote_named(name: str) -> Vote | None:
-    """The vote of this name, such as ``knn_accuracy_at_20``; ``None`` if there is none."""
+    """Return the vote of this name, such as ``knn_accuracy_at_20``; ``None`` if there is none."""
     parts = numbered(name)
     return None if parts is None or parts[0] not in _VOTES else Vote(parts[1], _VOTES[parts[0]])
 
 
 def is_name(name: str) -> bool:
-    """Whether a metric has this name that is computed here."""
+    """Return whether this is the name of a metric computed here."""
     return metric_named(name) is not None or vote_named(name) is not None
 
 
 def known_metrics() -> tuple[str, ...]:
-    """Names that `evaluate` takes; ``<k>`` stands for a number of at least 1."""
+    """Return the names that `evaluate` accepts; ``<k>`` stands for a number of at least 1."""
     return (*BUILT_IN, *NUMBERED_NAMES)
 
 
 def check_metrics(names: Sequence[str]) -> None:
-    """Refuse a name that is no metric's.
+    """Check that all names are known.
 
     Raises:
-        ValueError: the text lists the known ones.
+        ValueError: a name is unknown; the message lists the known ones.
     """
     for name in names:
         if not is_name(name):

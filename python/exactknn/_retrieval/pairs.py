@@ -1,4 +1,4 @@
-"""What a report adds to the metrics: confused classes, and distances within and between classes."""
+"""Data of the report besides the metrics: confused classes, and distances within and between classes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from exactknn._retrieval.task import Task
 from exactknn._retrieval.types import Floats, Ints
 
 PAIRS_AT_MOST = 100_000
-"""Pairs of either kind that are measured; of more, so many are drawn."""
+"""Maximum pairs measured of either kind; of more, this many are sampled."""
 
 _SEED = 0
 
-# Sums of a few values up to here are finite.
+# Sums of a few values up to here do not overflow.
 _LARGEST_DRAWN = 1e300
 
 
@@ -30,7 +30,7 @@ class Confusion:
 
 
 def confusions(task: Task, evaluation: Evaluation, at_most: int) -> list[Confusion]:
-    """The pairs of classes that are confused most often, most often first, equal ones in the order of their labels."""
+    """Return the most often confused pairs of classes, most frequent first, ties in label order."""
     assert evaluation.details is not None
     own, nearest = task.query_class, evaluation.details.nearest_class
     wrong = evaluation.counted & (own != nearest)
@@ -47,21 +47,21 @@ class PairSample:
     values: Floats
     """Those below 1e300, at most ``(measured,)``."""
     total: int
-    """Pairs of this kind that there are."""
+    """All pairs of this kind."""
     measured: int
-    """Pairs of them that were measured."""
+    """Pairs measured."""
 
     @property
     def drawn(self) -> bool:
-        """Whether some of the pairs were drawn, with replacement, instead of all taken."""
+        """Whether the pairs are a sample, with replacement, instead of all."""
         return self.measured < self.total
 
 
 def pair_sample(task: Task, *, same_class: bool) -> PairSample:
-    """Measure the pairs of a query and a reference of one class, or of two: all, or a sample with a fixed seed.
+    """Return the distances of same-class or other-class pairs of a query and a reference: all, or a seeded sample.
 
-    The references are laid out by class; those of the query's own class are one run, and the others are what lies
-    before and behind it. So the ``u``-th pair of either kind is known without a list of all pairs.
+    With the references sorted by class, those of the query's class are one run, and the others lie before and after
+    it. So the ``u``-th pair of either kind is found without a list of all pairs.
     """
     groups = task.groups()
     begin = groups.offsets[task.query_class]
@@ -88,7 +88,7 @@ def pair_sample(task: Task, *, same_class: bool) -> PairSample:
 
 
 def _distances(task: Task, query_rows: Ints, reference_rows: Ints) -> Floats:
-    """Values of pairs in float64, for a picture: not in the order of sums of the core."""
+    """Return the values of pairs in float64, for a figure: sums are not in the core's order."""
     values = np.empty(len(query_rows))
     for start, stop in small_blocks(len(values), task.reference.shape[1]):
         part = slice(start, stop)

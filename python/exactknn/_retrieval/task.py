@@ -24,7 +24,7 @@ class Task:
     classes: Array
     """The distinct labels of both sides, ascending."""
     query_class: Ints
-    """Position in ``classes``, ``(n,)``."""
+    """Class code of each query, its position in ``classes``, ``(n,)``."""
     reference_class: Ints
     """The same for the references, ``(m,)``."""
     distance: str = "sqeuclidean"
@@ -39,10 +39,10 @@ class Task:
         distance: str = "sqeuclidean",
         p: float | None = None,
     ) -> Task:
-        """Number the classes.
+        """Return a task with the classes encoded as numbers.
 
         Args:
-            rows: as `as_pair` makes it; no reference: the queries against themselves, each without itself.
+            rows: from `as_pair`; without a reference, the queries are searched among themselves, self excluded.
             labels: ``(n,)``, integers, booleans, floats or text.
             reference_labels: ``(m,)``, with a reference only.
             distance: a metric of `exactknn.knn`.
@@ -60,38 +60,38 @@ class Task:
 
     @property
     def excludes_self(self) -> bool:
-        """Whether query ``i`` is reference row ``i`` and no neighbour of its own."""
+        """Whether query ``i`` is reference row ``i``, and not its own neighbour."""
         return self.rows.reference is None
 
     @property
     def reference(self) -> Array:
-        """The rows that are searched, ``(m, d)``."""
+        """The reference rows, ``(m, d)``."""
         return self.rows.searched
 
     @property
     def candidates(self) -> int:
-        """References of one query, itself left out."""
+        """References of one query, self excluded."""
         return len(self.reference) - self.excludes_self
 
     def groups(self) -> Groups:
-        """The references of each class."""
+        """Return the references of each class."""
         return Groups.of_codes(self.query_class, self.reference_class, len(self.classes))
 
 
 def _comparable(sides: Sequence[Array]) -> list[Array]:
-    """Bring labels to one type in which equal means equal."""
+    """Return the labels in one type that compares them exactly."""
     numbers = [_numbers_if_written_so(side) for side in sides]
     if any(side.dtype.kind == "U" for side in numbers):
         if all(side.dtype.kind == "U" for side in sides):
             return list(sides)
-        raise ValueError("the labels of one side are text, those of the other numbers; wanted the same kind")
+        raise ValueError("the labels of one side are text, those of the other are numbers; expected the same kind")
     kinds = {"f" if side.dtype.kind == "f" else "i" for side in numbers}
     for side in numbers:
         if side.dtype.kind not in "iu" or not side.size:
             continue
         low, high = int(side.min()), int(side.max())
         if kinds == {"f", "i"} and max(-low, high) > EXACT_INTEGER:
-            raise ValueError("the labels of one side are floats, those of the other integers beyond 2**53")
+            raise ValueError("the labels of one side are floats, those of the other are integers beyond 2**53")
         if high > np.iinfo(np.int64).max:
             raise ValueError(f"the label {high} is beyond 2**63 - 1")
     dtype = np.result_type(*numbers) if kinds == {"f"} else np.float64 if "f" in kinds else np.int64
@@ -99,7 +99,7 @@ def _comparable(sides: Sequence[Array]) -> list[Array]:
 
 
 def _numbers_if_written_so(labels: Array) -> Array:
-    """Text that is all whole numbers as Python would write them, as these numbers: they sort as a reader expects."""
+    """Return text labels as integers if all are integers in Python's notation, so that they sort numerically."""
     if labels.dtype.kind != "U":
         return labels
     try:

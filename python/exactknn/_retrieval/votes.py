@@ -12,12 +12,12 @@ import numpy.typing as npt
 from exactknn._arrays.blocks import blocks, rows_in
 from exactknn._retrieval.types import Floats, Ints
 
-# Votes counted together, each of some 200 bytes on the way.
+# Votes counted at a time; each takes about 200 bytes of temporaries.
 VOTES_AT_ONCE = 1 << 19
 
 
 def vote_blocks(n: int, k: int) -> Iterator[tuple[int, int]]:
-    """Yield ``(start, stop)`` of blocks of ``n`` queries whose ``k`` votes each are counted together."""
+    """Yield ``(start, stop)`` of blocks of ``n`` queries with ``k`` votes each, to be counted at a time."""
     return blocks(n, rows_in(VOTES_AT_ONCE, k))
 
 
@@ -27,14 +27,14 @@ class Vote:
 
     k: int
     temperature: float | None = None
-    """Of the weights ``exp(similarity / temperature)``, a distance being a negative similarity; ``None``: all equal."""
+    """Of the weights ``exp(similarity / temperature)``, similarity being -distance; ``None``: equal weights."""
 
     def winners(self, classes: Ints, values: npt.NDArray[Any] | None) -> Ints:
-        """Column of the nearest member of the class that wins, ``(n,)``.
+        """Return the column of the nearest member of the winning class, ``(n,)``.
 
         Args:
             classes: class of each neighbour, ``(n, c)``, nearest first, ``c`` at least 1; the first ``k`` vote.
-            values: distances or similarities of these neighbours, ``(n, c)``; not looked at where votes are equal.
+            values: distances or similarities of these neighbours, ``(n, c)``; ignored with equal weights.
         """
         columns = np.empty(len(classes), np.int64)
         for start, stop in vote_blocks(*classes.shape):
@@ -45,8 +45,8 @@ class Vote:
 
 
 def _weights(values: npt.NDArray[Any], temperature: float) -> Floats:
-    # Nearest first, whichever way the values run: only how far they are behind the nearest counts. Infinite ones are
-    # equal, and what has no distance is behind all others.
+    # The weights depend only on the difference to the nearest value, so distances and similarities work alike. Equal
+    # infinities differ by 0, and a NaN gets weight 0.
     wide = values.astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
         behind = np.where(wide == wide[:, :1], 0.0, np.abs(wide - wide[:, :1])) / temperature
@@ -55,7 +55,7 @@ def _weights(values: npt.NDArray[Any], temperature: float) -> Floats:
 
 
 def _vote(classes: Ints, weights: Floats | None) -> Ints:
-    """Column of the nearest member of the class with most votes; of classes with equal votes the nearest."""
+    """Return the column of the nearest member of the class with the most votes; ties go to the nearest class."""
     n, k = classes.shape
     order = np.argsort(classes, axis=1, kind="stable")
     ordered = np.take_along_axis(classes, order, axis=1)

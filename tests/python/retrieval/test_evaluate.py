@@ -222,8 +222,8 @@ def test_labels_are_compared_exactly(labels, others, classes):
 @pytest.mark.parametrize(
     ("labels", "others", "message"),
     [
-        (["a", "b"], [1, 2], "the labels of one side are text, those of the other numbers; wanted the same kind"),
-        ([1.5], [2**53 + 1], "those of the other integers beyond 2**53"),
+        (["a", "b"], [1, 2], "the labels of one side are text, those of the other are numbers; expected the same kind"),
+        ([1.5], [2**53 + 1], "those of the other are integers beyond 2**53"),
         (np.array([2**63], np.uint64), [1], "the label 9223372036854775808 is beyond 2**63 - 1"),
     ],
 )
