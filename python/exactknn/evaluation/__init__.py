@@ -1,14 +1,12 @@
 """Retrieval evaluation for PyTorch embeddings.
 
-``AccuracyCalculator`` scores embeddings by their labels; ``RetrievalMetric`` adds a metric of one's own to it.
+``AccuracyCalculator`` scores embeddings by their labels; ``RetrievalMetric`` adds a custom metric.
 
 ``CustomKNN`` and ``RustKNN`` find nearest neighbours, called as ``knn(query, k, reference, ref_includes_query)``. They
-also serve as the ``knn_func`` of pytorch-metric-learning's ``AccuracyCalculator``. ``RustKNN`` may keep its references
-in an index between calls. ``FaissKNN`` and ``FaissKMeans`` do their work by Faiss, which only their constructors
-import.
+also work as the ``knn_func`` of pytorch-metric-learning's ``AccuracyCalculator``. ``RustKNN`` can keep its references
+in an index between calls. ``FaissKNN`` and ``FaissKMeans`` use Faiss, which only their constructors import.
 
-``MatchFinder`` finds the pairs that match at a threshold; ``select_threshold`` chooses that threshold from labelled
-pairs.
+``MatchFinder`` finds the pairs that match at a threshold; ``select_threshold`` picks the threshold from labelled pairs.
 """
 
 from __future__ import annotations

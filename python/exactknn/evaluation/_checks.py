@@ -1,9 +1,9 @@
-"""What is given to the calculator, by its user and by what it calls, checked and in one form.
+"""Checks and conversion of the calculator's inputs, and of the results of user functions.
 
     embeddings, labels (tensors, arrays, sequences) ──as_embeddings, as_labels──> tensors ──check_inputs──> calculator
-    what knn_func and metrics return ──checked_distances, checked_indices, checked_values─────────────────> calculator
+    results of knn_func and metrics ──checked_distances, checked_indices, checked_values──────────────────> calculator
 
-Every refusal is a ``TypeError`` or ``ValueError`` with the argument, what was wanted, what was given, and the row.
+Errors are ``TypeError`` or ``ValueError`` and name the argument, what was expected, what was given, and the row.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from exactknn._retrieval.types import Bools, Floats
 from exactknn.evaluation._dispatch import Names, same_memory
 
 OWN_INCLUDED = "ref_includes_query is set"
-"""What leaves each query out of its neighbours, in words."""
+"""Why self is excluded, for error messages."""
 
 # Largest difference between a query and its own reference row, relative to the row's largest magnitude.
 _SAME_ROW = 1e-5
 
-# Elements looked at together in the search for NaN and infinity (16 MiB in float32).
+# Elements checked at a time for NaN and infinity (16 MiB in float32).
 _CHECK_ELEMENTS = 1 << 22
 
 
 def checked_k(k: Any) -> int | str | None:
-    """The calculator's ``k``: an integer of at least 1, ``None`` or ``"max_bin_count"``."""
+    """Return the calculator's ``k``: an integer of at least 1, ``None`` or ``"max_bin_count"``."""
     if k is None:
         return None
     if isinstance(k, str) and k == "max_bin_count":
@@ -43,7 +43,7 @@ def checked_k(k: Any) -> int | str | None:
 
 
 def as_tensor(values: Any, name: str) -> Tensor:
-    """Real numbers, of which torch has the type, as a dense tensor that shares the memory where it can."""
+    """Return real numbers as a dense tensor, zero-copy if possible."""
     if isinstance(values, Tensor):
         if values.layout != torch.strided:
             raise TypeError(f"{name} must be a dense tensor, got layout {values.layout}")
@@ -62,36 +62,36 @@ def as_tensor(values: Any, name: str) -> Tensor:
         raise TypeError(f"{name} must hold numbers, got {array.dtype}")
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
         if array.size and int(array.max()) > np.iinfo(np.int64).max:
-            raise ValueError(f"{name} must fit into 64-bit integers with a sign, got {int(array.max())}")
+            raise ValueError(f"{name} must fit into signed 64-bit integers, got {int(array.max())}")
         array = array.astype(np.int64)
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
     if not array.flags.writeable or any(stride < 0 or stride % array.itemsize for stride in array.strides):
-        array = array.copy()  # torch shares none of these
+        array = array.copy()  # torch cannot share their memory
     return torch.from_numpy(array)
 
 
 def as_embeddings(values: Any, name: str, device: torch.device | None) -> Tensor:
-    """Rows as float32 or float64, on ``device`` if one is given."""
+    """Return rows as float32 or float64, on ``device`` if it is given."""
     rows = as_tensor(values, name)
     rows = rows if device is None else rows.to(device)
     return rows if rows.dtype in (torch.float32, torch.float64) else rows.float()
 
 
 def as_labels(values: Any, name: str, device: torch.device) -> Tensor:
-    """Labels as int64, float32 or float64, each with its exact value."""
+    """Return labels as int64, float32 or float64, converted exactly."""
     labels = as_tensor(values, name).to(device)
     if labels.is_floating_point():
-        # float32 holds every label of a narrower type, some of which NumPy lacks.
+        # float32 represents every narrower type exactly; NumPy lacks some of them.
         return labels if labels.dtype in (torch.float32, torch.float64) else labels.float()
     whole = labels.long()
     if labels.dtype == torch.uint64 and bool((whole < 0).any()):
         row = int((whole < 0).nonzero()[0, 0])
-        raise ValueError(f"{name} must fit into 64-bit integers with a sign, got {labels[row].tolist()} in row {row}")
+        raise ValueError(f"{name} must fit into signed 64-bit integers, got {labels[row].tolist()} in row {row}")
     return whole
 
 
 def common_label_dtype(query_labels: Tensor, reference_labels: Tensor) -> torch.dtype:
-    """The type in which labels of both sides are compared."""
+    """Return the type in which labels of both sides are compared."""
     if query_labels.is_floating_point() == reference_labels.is_floating_point():
         return torch.promote_types(query_labels.dtype, reference_labels.dtype)
     return torch.float64
@@ -100,7 +100,7 @@ def common_label_dtype(query_labels: Tensor, reference_labels: Tensor) -> torch.
 def check_inputs(
     query: Tensor, query_labels: Tensor, reference: Tensor, reference_labels: Tensor, own_included: bool
 ) -> None:
-    """Refuse shapes, lengths, NaN and infinity, and own rows that are not the queries."""
+    """Raise ``ValueError`` for wrong shapes or lengths, NaN, infinity, and own rows that differ from the queries."""
     sides = [(query, query_labels, "query")]
     if reference is not query:
         sides.append((reference, reference_labels, "reference"))
@@ -150,7 +150,7 @@ def _check_own_rows(query: Tensor, query_labels: Tensor, reference: Tensor, refe
 
 
 def checked_distances(distances: Any, shape: tuple[int, int], device: torch.device) -> Tensor:
-    """Values that ``knn_func`` returned, ``(n, k)``, on the query's device."""
+    """Return the values from ``knn_func``, ``(n, k)``, on the query's device."""
     try:
         values = torch.as_tensor(distances, device=device)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -163,24 +163,24 @@ def checked_distances(distances: Any, shape: tuple[int, int], device: torch.devi
 
 
 def checked_indices(rows: Tensor, shape: tuple[int, int], m: int) -> Tensor:
-    """Reference rows that ``knn_func`` returned, int64 ``(n, k)``, each from 0 to ``m - 1``."""
+    """Return the reference rows from ``knn_func``, int64 ``(n, k)``, each from 0 to ``m - 1``."""
     if tuple(rows.shape) != shape:
         raise ValueError(f"knn_func must return indices of shape {shape}, got {tuple(rows.shape)}")
     if rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool:
         raise ValueError(f"knn_func must return integer indices, got {rows.dtype}")
     rows = rows.long()
-    # On the CPU by NumPy: torch's own threads do not survive a fork, and would hang a child here.
+    # NumPy on the CPU: torch's thread pool does not survive a fork, and a child would hang here.
     found = rows.numpy() if rows.device.type == "cpu" else rows
     low, high = int(found.min()), int(found.max())
     if low < 0 or high >= m:
         wrong = low if low < 0 else high
-        kept = "; an index that keeps the rows of earlier calls numbers these too: reset it first" if high >= m else ""
+        kept = "; an index kept between calls numbers earlier rows too: reset it first" if high >= m else ""
         raise ValueError(f"knn_func must return indices from 0 to {m - 1}, got {wrong}{kept}")
     return rows
 
 
 def checked_values(name: str, values: Any, n: int) -> Floats:
-    """One float64 value per query, ``(n,)``, of a metric."""
+    """Return the float64 values of a metric, one per query, ``(n,)``."""
     if not isinstance(values, Tensor):
         raise ValueError(f"metric {name} must return a tensor of one value per query, got {type(values).__name__}")
     if values.shape != (n,) or values.is_complex():
@@ -193,7 +193,7 @@ def checked_values(name: str, values: Any, n: int) -> Floats:
 
 
 def check_finite(embeddings: Tensor, name: str) -> None:
-    """Raise ``ValueError`` for a NaN or infinity, by the first row that holds one."""
+    """Raise ``ValueError`` for a NaN or infinity, naming the first such row."""
     if not embeddings.is_floating_point() or embeddings.ndim == 0 or embeddings.numel() == 0:
         return
     rows = embeddings.detach().reshape(len(embeddings), -1)
@@ -201,7 +201,7 @@ def check_finite(embeddings: Tensor, name: str) -> None:
     blocks = torch.split(rows, step)
     if rows.device.type == "cpu":
         finite = np.concatenate([_finite_rows(block) for block in blocks])
-    else:  # one transfer, after the last block
+    else:  # a single transfer, after the last block
         finite = torch.cat([torch.isfinite(block).all(dim=1) for block in blocks]).cpu().numpy()
     if not finite.all():
         raise ValueError(f"{name} must be finite, got NaN or infinity in row {int(finite.argmin())}")
@@ -210,7 +210,7 @@ def check_finite(embeddings: Tensor, name: str) -> None:
 def _finite_rows(rows: Tensor) -> Bools:
     finite: Bools
     if rows.layout == torch.strided and rows.dtype in (torch.float32, torch.float64):
-        # Torch's own threads do not survive a fork, and would hang a child here.
+        # NumPy: torch's thread pool does not survive a fork, and a child would hang here.
         finite = np.isfinite(rows.resolve_neg().numpy()).all(axis=1)
     else:
         finite = torch.isfinite(rows).all(dim=1).numpy()
@@ -226,11 +226,11 @@ def check_distance(distance: Any) -> None:
 
 
 def check_embeddings(distance: Any, query: Any, reference: Any, names: Names, *, arrays_go_to: str) -> None:
-    """Raise unless both are dense tensors on one device, of shapes that the distance takes.
+    """Check that both are dense tensors on one device, of shapes that the distance accepts.
 
     Raises:
-        TypeError: not tensors.
-        ValueError: not dense, two devices, wrong shape, or two dimensions.
+        TypeError: an argument is not a tensor.
+        ValueError: a tensor is not dense, the devices or dimensions differ, or a shape is wrong.
     """
     for value, name in zip((query, reference), names, strict=True):
         if not isinstance(value, Tensor):
@@ -244,7 +244,7 @@ def check_embeddings(distance: Any, query: Any, reference: Any, names: Names, *,
     if own_check is not None:
         own_check(query, reference)
         if getattr(own_check, "__qualname__", "") != "BaseDistance.check_shapes":
-            return  # it decides, and may take what no other distance does
+            return  # an override may accept other shapes
     for embeddings, name in zip((query, reference), names, strict=True):
         if embeddings.ndim != 2:
             raise ValueError(f"{name} must be 2-D (rows, dimensions), got shape {tuple(embeddings.shape)}")

@@ -1,4 +1,4 @@
-"""Which distances the Rust core computes, exactly as they are shipped, and the rows as it reads them."""
+"""Distances that the Rust core computes, exactly as shipped, and conversion of rows for the core."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Names = tuple[str, str]
 OURS = "exactknn.distances"
 PML = "pytorch_metric_learning.distances"
 
-# The methods that decide what a distance computes; those of this package have ``pairwise`` too.
+# The methods that determine what a distance computes; this package's distances also have ``pairwise``.
 METHODS: tuple[str, ...] = (
     "forward",
     "check_shapes",
@@ -35,23 +35,23 @@ SHIPPED = (LpDistance, CosineSimilarity, DotProductSimilarity, SNRDistance)
 
 
 class NativeSupport(NamedTuple):
-    """How the core computes a distance, or why it does not."""
+    """How the core computes a distance, or why it cannot."""
 
     metric: str | None
     normalized: bool
     reason: str
     p: float | None = None
-    """The exponent, for the metric that takes one."""
+    """The exponent, for ``"minkowski"``."""
 
 
 def native_metric(distance: Any) -> NativeSupport:
-    """Name the core's metric for a distance object, or say why there is none.
+    """Return the core's metric for a distance object, or why there is none.
 
-    Only the classes themselves count, and only while nothing about them is overridden: a subclass, a method
-    replaced on the object or the class, or a hook may change what is computed.
+    Only the shipped classes qualify, without overrides: a subclass, a method replaced on the object or the class, or a
+    hook may change what is computed.
     """
     if type(distance) is BatchedDistance and not overridden(distance, ("forward",), OURS):
-        # Blocks change no native answer.
+        # Blocks do not change native results.
         return native_metric(distance.distance)
     kind = type(distance)
     if kind in SHIPPED:
@@ -64,7 +64,7 @@ def native_metric(distance: Any) -> NativeSupport:
     if changed:
         return unsupported(f"{changed} of this {name} is not the one shipped")
     if getattr(distance, "collect_stats", False):
-        return unsupported(f"this {name} records statistics at each call")
+        return unsupported(f"this {name} records statistics on each call")
     normalized = bool(distance.normalize_embeddings)
     if normalized and distance.p != 2:
         return unsupported(f"{name} normalises by p={distance.p}, the core only by p=2")
@@ -83,12 +83,12 @@ def native_metric(distance: Any) -> NativeSupport:
 
 
 def _native_lp(name: str, p: Any, power: Any) -> NativeSupport:
-    """The core's metric for unnormalised rows and an exponent other than 2."""
+    """Return the core's metric for unnormalised rows and an exponent other than 2."""
     if power != 1:
         return unsupported(f"{name} has p={p} and power={power}, the core only power=1 with that p")
     try:
         exponent = as_exponent(p, "p")
-    except (TypeError, ValueError) as error:  # torch gives p=0 a meaning of its own
+    except (TypeError, ValueError) as error:  # such as p=0, which torch supports
         return unsupported(f"{name} has p={p}: {error}")
     return NativeSupport("minkowski", False, "", exponent)
 
@@ -98,7 +98,7 @@ def unsupported(reason: str) -> NativeSupport:
 
 
 def overridden(distance: Any, methods: tuple[str, ...], package: str) -> str | None:
-    """Name of the first thing on the object or its class that is not as ``package`` ships it."""
+    """Return the name of the first attribute of the object or its class that differs from ``package``'s, or None."""
     kind = type(distance)
     name: str
     for name in vars(distance):
@@ -117,10 +117,10 @@ def overridden(distance: Any, methods: tuple[str, ...], package: str) -> str | N
 
 
 def native_support(distance: Any, query: Tensor, reference: Tensor, names: Names) -> NativeSupport:
-    """How the core computes a distance of these tensors, or why it does not.
+    """Return how the core computes a distance of these tensors, or why it cannot.
 
     Raises:
-        ValueError: the core would, but the tensors are of no floating type that distances take, or have no columns.
+        ValueError: the core computes it, but the tensors are not of a floating type or have no columns.
     """
     support = native_metric(distance)
     if support.metric is None:
@@ -133,8 +133,8 @@ def native_support(distance: Any, query: Tensor, reference: Tensor, names: Names
 
 
 def check_core_rows(query: Tensor, reference: Tensor, names: Names) -> None:
-    """Raise ``ValueError`` for a type that distances do not take, or rows without columns."""
-    # The core has no integer rows, and no distance here takes them: say so before the conversion does.
+    """Raise ``ValueError`` for a type that distances do not accept, or rows without columns."""
+    # Neither the core nor a distance accepts integer rows: raise before the conversion to the core's arrays does.
     check_floating(query, names[0])
     check_floating(reference, names[1])
     if query.shape[1] == 0:
@@ -142,7 +142,7 @@ def check_core_rows(query: Tensor, reference: Tensor, names: Names) -> None:
 
 
 def native_pair(query: Tensor, reference: Tensor) -> Pair:
-    """Both sides as the core reads them; one array where they are one tensor."""
+    """Return both sides as the core takes them; a single array if both are the same tensor."""
     return as_pair(query, None if same_memory(query, reference) else reference)
 
 

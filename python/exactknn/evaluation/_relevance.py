@@ -1,11 +1,11 @@
-"""Which references are relevant to which query, by their labels.
+"""Relevance of references to queries, from their labels.
 
-    query labels (n,) or (n, L) ──Classes──> distinct labels, and the place of each query's
-    no comparison given:  reference labels ──> code of each reference ──> Codes: equal codes are relevant
-    comparison given:     asked for each block of labels ───────────────> Compared
+    query labels (n,) or (n, L) ──Classes──> distinct labels, and the code of each query
+    without comparison:  reference labels ──> code of each reference ──> Codes: equal codes are relevant
+    with comparison:     called for blocks of labels ──────────────────> Compared
     both ──> relevant references of each query, relevance of its neighbours, Groups for the core
 
-Nothing here holds a matrix of all queries and all references.
+The matrix of all queries and all references is never formed.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ Comparison = Callable[[Any, Any], Any]
 
 
 class Classes:
-    """The distinct labels, or rows of labels, ascending, and the place of each among them."""
+    """The distinct labels, or rows of labels, ascending, and the code (position) of each label."""
 
     def __init__(self, labels: Tensor) -> None:
         self.labels: Tensor
         self.codes: Ints
         if labels.ndim == 1 and labels.device.type == "cpu" and labels.dtype in (torch.int64, torch.float64):
-            # Torch's own threads do not survive a fork, and would hang a child here.
+            # NumPy: torch's thread pool does not survive a fork, and a child would hang here.
             distinct, self.codes = np.unique(labels.numpy(), return_inverse=True)
             self.labels = torch.from_numpy(distinct)
             return
-        dim = None if labels.ndim == 1 else 0  # much faster without
+        dim = None if labels.ndim == 1 else 0  # None is much faster
         self.labels, codes = torch.unique(labels, dim=dim, return_inverse=True)
         self.codes = codes.cpu().numpy()
 
@@ -45,14 +45,14 @@ class Classes:
         return len(self.labels)
 
     def chosen(self, mask: Bools) -> Tensor:
-        """The distinct labels at which the mask, ``(len(self),)``, is set."""
+        """Return the distinct labels where the mask, ``(len(self),)``, is set."""
         if self.labels.device.type == "cpu":
             return torch.from_numpy(self.labels.numpy()[mask])  # as above
         return self.labels[torch.from_numpy(mask).to(self.labels.device)]
 
 
 def codes_among(labels: Tensor, known: Tensor) -> Ints:
-    """Place of each label, or row of labels, in ``known``, -1 where it is not there, ``(n,)``."""
+    """Return the position of each label, or row of labels, in ``known``, -1 if it is not there, ``(n,)``."""
     distinct = Classes(torch.cat([known.to(labels.dtype), labels]))
     place = np.full(len(distinct), -1, np.int64)
     place[distinct.codes[: len(known)]] = np.arange(len(known))
@@ -61,31 +61,31 @@ def codes_among(labels: Tensor, known: Tensor) -> Ints:
 
 
 class Relevance(Protocol):
-    """What the calculator asks of the labels."""
+    """The relevance of references, as the calculator needs it."""
 
     match_counts: Tensor
     """References that match each distinct query label, the query's own row included, int64 ``(u,)``."""
     relevant_counts: Ints
-    """Relevant references of each query, its own row left out, ``(n,)``."""
+    """Relevant references of each query, self excluded, ``(n,)``."""
 
     def of_neighbours(self, start: int, stop: int, indices: Tensor) -> Bools:
-        """Relevance of the neighbours with these reference rows, for the queries from ``start`` to ``stop``."""
+        """Return the relevance of the neighbours with these reference rows, for the queries ``start`` to ``stop``."""
         ...
 
     def groups(self) -> Iterator[tuple[int, int, Groups]]:
-        """Blocks of queries, each with the groups of relevant references of its queries."""
+        """Yield blocks of queries, each with the groups of relevant references of its queries."""
         ...
 
 
 class Codes:
-    """Relevant is what has an equal label."""
+    """Relevance is label equality."""
 
     def __init__(self, classes: Classes, query_labels: Tensor, reference_labels: Tensor, own_included: bool) -> None:
         for labels, name in ((query_labels, "query_labels"), (reference_labels, "reference_labels")):
             unequal = np.isnan(labels.cpu().numpy())
             if unequal.any():
                 row = int(unequal.argmax())
-                raise ValueError(f"{name} must not be NaN, which equals nothing, got it in row {row}")
+                raise ValueError(f"{name} must not be NaN, which equals nothing, got NaN in row {row}")
         self._classes = classes
         known, wanted = classes.labels.cpu().numpy(), reference_labels.cpu().numpy()
         places = np.searchsorted(known, wanted)
@@ -106,7 +106,7 @@ class Codes:
 
 
 class Compared:
-    """Relevant is what a function of the user says, the query's label its first argument."""
+    """Relevance is decided by the user's function, called as ``fn(query_label, reference_label)``."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class Compared:
         if own_included:
             own = self._compare(classes.labels, classes.labels, (len(classes),))
         self.match_counts = counts.to(query_labels.device)
-        # A comparison that does not match a label with itself has not counted the own row either.
+        # If a label does not match itself, the counts do not include the query's own row.
         self.relevant_counts = (counts - own.to(torch.int64)).numpy()[classes.codes]
 
     def _compare(self, query: Tensor, reference: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -155,13 +155,13 @@ class Compared:
 
 
 def row_blocks(indices: Tensor) -> Iterator[tuple[int, int, Tensor]]:
-    """Start, stop and the rows of ``(n, k)`` neighbours between them, so many that a mask of them is small."""
+    """Yield start, stop and that block of the ``(n, k)`` neighbours, small enough for a mask of it."""
     for start, stop in small_blocks(*indices.shape):
         yield start, stop, indices[start:stop]
 
 
 def hit_blocks(relevance: Relevance, indices: Tensor) -> Iterator[tuple[int, int, Hits]]:
-    """Start, stop and the hits of the queries between them, from the reference rows of their ``(n, k)`` neighbours."""
+    """Yield start, stop and the hits of these queries, from the reference rows of all ``(n, k)`` neighbours."""
     for start, stop, part in row_blocks(indices):
         found = relevance.of_neighbours(start, stop, part)
         yield start, stop, Hits.from_relevance(found, relevance.relevant_counts[start:stop])

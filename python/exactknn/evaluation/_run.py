@@ -1,4 +1,4 @@
-"""One evaluation of the calculator: which neighbours or ranks it searches, and the metrics of them."""
+"""One evaluation of the calculator: its searches, and the metrics computed from them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _LOGGER = logging.getLogger("exactknn.evaluation.accuracy")
 
 
 class Run:
-    """One evaluation: holds its tensors for as long as it lasts."""
+    """One evaluation, with its tensors."""
 
     def __init__(
         self,
@@ -67,11 +67,11 @@ class Run:
                 self.custom[name] = custom
         need_neighbours, need_clusters = set(calculator.requires_knn()), set(calculator.requires_clustering())
         self.methods_search = bool(need_neighbours.intersection(self.methods))
-        # A method that says nothing of what it needs may look at neighbours; NMI, AMI and their like do not.
+        # A method in neither list may use neighbours; one listed for clusters only, such as NMI or AMI, does not.
         self.methods_look = self.methods_search or not need_clusters.issuperset(self.methods)
 
     def values(self) -> dict[str, Any]:
-        """What is reported, by name."""
+        """Return the reported values by name."""
         calculator = self.calculator
         calculator.per_class_labels = None
         reported: dict[str, Any] = {}
@@ -92,18 +92,18 @@ class Run:
         return dict(sorted(reported.items()))
 
     def _neighbour_metrics(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Metrics of neighbours; adds to the arguments of methods what the search found."""
+        """Return the neighbour metrics, and add the results of the search to the arguments of methods."""
         classes = Classes(self.query_labels)
         relevance = self._relevance(classes)
         relevant_counts = np.zeros(self.n, np.int64) if relevance is None else relevance.relevant_counts
         counted = relevant_counts > 0
         if relevance is not None and not counted.any():
-            _LOGGER.warning("no query has a relevant reference: every metric of neighbours is NaN")
+            _LOGGER.warning("no query has a relevant reference, so every neighbour metric is NaN")
         plan = self._plan(classes, relevant_counts)
         distances, indices = self._search(plan.columns)
         reported: dict[str, Any] = {}
         if self.ranked:
-            assert relevance is not None, "labels without a meaning of relevant were refused"
+            assert relevance is not None, "labels without a defined relevance were rejected"
             for name, values in self._ranked_values(relevance, plan, indices).items():
                 reported[name] = self.calculator._average(values, classes.codes, len(classes), counted)
         for name, metric in self.custom.items():
@@ -133,13 +133,13 @@ class Run:
         for_ranks = engine.depth_of(self.ranked.values(), resolved, relevant_counts, self.available)
         given = [self._limit(metric.neighbors, resolved) for metric in self.custom.values()]
         if self.methods_look:
-            # A method that needs neighbours may rely on all that k says; another gets what was found for the rest.
+            # A method that needs neighbours may use all k; another gets what was found for the other metrics.
             given.append(resolved if self.methods_search else for_ranks)
         can_count = _searches_reference_alone(self.calculator.knn_func)
         return engine.plan(resolved, for_ranks, max(given, default=0), relevant_counts, can_count=can_count)
 
     def _ranked_values(self, relevance: Relevance, plan: engine.Plan, indices: Tensor) -> dict[str, Floats]:
-        """One value per query for each metric of ranks, formed in blocks of queries."""
+        """Return one value per query for each rank metric, computed in blocks of queries."""
         scores = engine.Scores(self.ranked, self.n, plan.resolved)
         if plan.by_rank:
             blocks = self._counted(relevance, plan.for_ranks)
@@ -162,13 +162,13 @@ class Run:
         return None
 
     def _resolved(self, classes: Classes, relevant_counts: Ints) -> int:
-        """Neighbours for the metrics without a number of their own, at most those that there are."""
+        """Return the neighbours for metrics without a cutoff of their own, capped at those available."""
         per_class = np.zeros(len(classes), np.int64)
         per_class[classes.codes] = relevant_counts
-        # As if each own row were counted, which a comparison that does not match a label with itself leaves out.
+        # Own rows included, even if the comparison does not match a label with itself.
         bin_counts = torch.from_numpy(per_class + int(self.own_included))
         k = self.calculator.determine_k(bin_counts, len(self.reference), self.own_included)
-        resolved: int = min(as_count(k, "what determine_k returns", minimum=0), self.available)
+        resolved: int = min(as_count(k, "the result of determine_k", minimum=0), self.available)
         return resolved
 
     def _warn_of_small_k(self, most: int) -> None:
@@ -176,8 +176,8 @@ class Run:
         affected = [name for name in UP_TO_RELEVANT if name in self.names]
         if isinstance(k, int) and k < most and affected:
             _LOGGER.warning(
-                "k=%d is below the largest number of relevant references, %d: %s looks at %d neighbours only. "
-                "k='max_bin_count' looks at as many as are needed.",
+                "k=%d is below the largest number of relevant references, %d: %s uses only %d neighbours. "
+                "k='max_bin_count' uses as many as needed.",
                 k,
                 most,
                 " and ".join(affected),
@@ -188,7 +188,7 @@ class Run:
         return resolved if neighbours is None else min(neighbours, self.available)
 
     def _search(self, columns: int) -> tuple[Tensor, Tensor]:
-        """``columns`` neighbours of each query by the calculator's ``knn_func``."""
+        """Return ``columns`` neighbours of each query from the calculator's ``knn_func``."""
         if columns == 0:
             return self.query.new_empty((self.n, 0)), self.query.new_empty((self.n, 0), dtype=torch.long)
         _LOGGER.info("evaluating %d queries with k=%d, dimension %d", self.n, columns, self.query.shape[1])
@@ -198,7 +198,7 @@ class Run:
         return checked_distances(distances, shape, device), indices
 
     def _counted(self, relevance: Relevance, columns: int) -> Iterator[engine.Block]:
-        """Hits of all queries by a backend of ours, without a matrix of neighbours."""
+        """Yield the hits of all queries from a built-in backend, without a matrix of neighbours."""
         _LOGGER.info("evaluating %d queries with k=%d, dimension %d", self.n, columns, self.query.shape[1])
         knn_func, counts = self.calculator.knn_func, relevance.relevant_counts
         references = native_references(knn_func, self.query, self.reference, self.own_included)
@@ -227,5 +227,5 @@ class Run:
 
 
 def _searches_reference_alone(knn_func: Any) -> bool:
-    """Whether this is a backend of ours that looks at no other rows than the reference of the call."""
+    """Return whether this is a built-in backend that searches only the reference of the call."""
     return type(knn_func) is CustomKNN or (type(knn_func) is RustKNN and not knn_func.keeps_index)

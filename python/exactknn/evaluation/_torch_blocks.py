@@ -1,4 +1,4 @@
-"""What the core does not search: any distance, called on blocks of queries, on the tensors' device."""
+"""Search with torch for distances that the core does not compute: in blocks of queries, on the tensors' device."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ HALF_DTYPES = (torch.float16, torch.bfloat16)
 
 
 class ForTorch(NamedTuple):
-    """Embeddings to call a distance on, without a graph."""
+    """Arguments of a distance, detached from the graph."""
 
     query: Tensor
     reference: Tensor
     dtype: torch.dtype | None
-    """The type of the values to hand back; ``None``: the one that the distance returns."""
+    """The type of the returned values; ``None``: the type that the distance returns."""
 
 
 def prepare_for_torch(distance: Any, query: Tensor, reference: Tensor, names: Names) -> ForTorch:
-    """Embeddings as a distance is to be called on them.
+    """Return the arguments for a call of the distance.
 
     Raises:
-        ValueError: a NaN or infinity, or a type that this package's distances do not take.
+        ValueError: a row holds a NaN or infinity, or the type is one that this package's distances do not accept.
     """
     check_finite(query, names[0])
     check_finite(reference, names[1])
@@ -44,7 +44,7 @@ def prepare_for_torch(distance: Any, query: Tensor, reference: Tensor, names: Na
         check_floating(reference, names[1])
         dtype = result_dtype(torch.promote_types(query.dtype, reference.dtype), distance.normalize_embeddings)
         if query.dtype in HALF_DTYPES and reference.dtype in HALF_DTYPES:
-            # Widened once for all blocks; only the values handed back are rounded again.
+            # Widened once for all blocks; only the returned values are rounded again.
             query, reference = query.float(), reference.float()
     return ForTorch(query, reference, dtype)
 
@@ -52,17 +52,17 @@ def prepare_for_torch(distance: Any, query: Tensor, reference: Tensor, names: Na
 def each_block(
     distance: Any, query: Tensor, reference: Tensor, rows: int, take: Callable[[Tensor, int], object]
 ) -> None:
-    """Call ``take(mat, start)`` with each block of rows of the distance matrix; ``start`` is the first of them.
+    """Call ``take(mat, start)`` with each block of rows of the distance matrix; ``start`` is its first row.
 
     Args:
-        distance: any distance; a ``BatchedDistance`` chooses its own blocks.
+        distance: any distance; a ``BatchedDistance`` uses its own block size.
         query: ``(n, d)``, at least one row.
         reference: ``(m, d)``.
-        rows: query rows of a block.
-        take: gets a ``(rows, m)`` matrix without a graph, and a row number.
+        rows: query rows per block.
+        take: called with a detached ``(rows, m)`` matrix, and a row number.
 
     Raises:
-        ValueError: the distance returned no matrix of that shape.
+        ValueError: the distance did not return a matrix of that shape.
     """
 
     def checked(mat: Any, start: int, end: int) -> None:
@@ -74,7 +74,7 @@ def each_block(
 
     with torch.no_grad(), autocast_off(query.device.type):
         if is_batched(distance):
-            # A copy, because its function for the blocks belongs to this call and not to the object.
+            # A copy, because iter_fn is specific to this call.
             batched = copy.copy(distance)
             batched.iter_fn = checked
             batched(query, reference)
@@ -84,7 +84,7 @@ def each_block(
 
 
 def is_batched(distance: Any) -> bool:
-    """Whether this is a ``BatchedDistance``, of this package or of pytorch-metric-learning."""
+    """Return whether this is a ``BatchedDistance`` of this package or of pytorch-metric-learning."""
     if isinstance(distance, BatchedDistance):
         return True
     return any(
@@ -93,21 +93,21 @@ def is_batched(distance: Any) -> bool:
 
 
 def without_self(values: Tensor, columns: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
-    """Drop the entry of each row whose index is the row's own, or the last where there is none.
+    """Return values and indices without the entry of the row's own index, or without the last if there is none.
 
     Args:
         values: ``(n, k)``.
         columns: ``(n, k)``, the indices.
-        own: ``(n,)``, the index of each row itself.
+        own: ``(n,)``, the own index of each row.
     """
-    # By arithmetic, as a mask would make the host wait for the device.
+    # Arithmetic, because a boolean mask would synchronise host and device.
     last = columns.shape[1] - 1
     passed = (columns == own.unsqueeze(1))[:, :last].cumsum(dim=1)
     places = torch.arange(last, device=columns.device) + passed
     return values.gather(1, places), columns.gather(1, places)
 
 
-# What a cell of a distance matrix takes while it is formed and its nearest are found, in float64.
+# Peak bytes per cell of a distance matrix during computation and selection, in float64.
 _CELL_BYTES = 32
 Neighbours = tuple[Tensor, Tensor]
 
@@ -121,7 +121,7 @@ def torch_search(
     batch_size: int | None,
     first_row: int = 0,
 ) -> Neighbours:
-    """Blocks of the distance matrix, the nearest of each row kept; never more than one block at a time.
+    """Return the nearest of each row, from one block of the distance matrix at a time.
 
     With ``exclude_self`` query ``i`` is reference row ``first_row + i``.
     """
@@ -137,7 +137,7 @@ def torch_search(
 
 
 def _all_or_what_fits(query: Tensor, reference: Tensor) -> int:
-    """Query rows of a block where no number was given."""
+    """Return the query rows of a block without a given ``batch_size``."""
     if query.device.type == "cpu":
         return len(query)
     return max(1, memory.free_bytes(query.device) // (_CELL_BYTES * max(1, len(reference))))
@@ -167,7 +167,7 @@ class _Blocks:
 
     def result(self) -> Neighbours:
         if self.distances is None or self.indices is None:
-            raise ValueError("distance must hand each block of its matrix to iter_fn, got none")
+            raise ValueError("distance must pass each block of its matrix to iter_fn, got none")
         return self.distances, self.indices
 
 
@@ -175,7 +175,7 @@ def _nearest(mat: Tensor, k: int, largest: bool) -> Neighbours:
     if not largest:
         values, columns = torch.topk(mat, k, dim=1, largest=False)
         return values, columns
-    # torch takes NaN for the largest value: among the negated ones it comes last. To look for one first would make the
-    # host wait for the device at each block.
+    # torch sorts NaN as the largest value; among the negated values it comes last. Checking for NaN would synchronise
+    # host and device at each block.
     columns = torch.topk(-mat, k, dim=1, largest=False).indices
     return mat.gather(1, columns), columns

@@ -3,13 +3,13 @@
     get_accuracy(query, labels, reference, labels)
         -> _checks          tensors on one device, one dtype; exact labels; everything checked
         -> _relevance       which references are relevant, how many for each query
-        -> engine.plan      how many neighbours the selected metrics look at
-             few, or a knn_func that is not ours:  knn_func, once ──> neighbours ──relevance──> Hits, block by block
-             more than are relevant, and ours:     ranks of the relevant references ──────────> Hits, block by block
+        -> engine.plan      how many neighbours the selected metrics need
+             few, or a custom knn_func:              knn_func, once ──> neighbours ──relevance──> Hits, block by block
+             more than relevant, built-in knn_func:  ranks of the relevant references ──────────> Hits, block by block
         -> engine.Scores    Hits -> one value per query and metric
         -> averages         over queries, over classes, or per class
 
-The neighbour matrix of all queries and all references is never formed unless a metric of the user asks for it.
+The neighbour matrix of all queries and all references is formed only if a custom metric needs it.
 """
 
 from __future__ import annotations
@@ -58,64 +58,64 @@ KnnFunc = Callable[[Tensor, int, Tensor, bool], tuple[Any, Any]]
 
 
 class AccuracyCalculator:
-    """Retrieval metrics of embeddings: which neighbours of a query have its label?
+    """Retrieval metrics of embeddings: do a query's nearest neighbours share its label?
 
-    Metrics, for a query with ``R`` relevant references (its own row never counts) and ``k`` neighbours, ``rel(j)`` 1
-    where neighbour ``j`` is relevant, ``P(j) = (rel(1) + .. + rel(j)) / j``:
+    Metrics, for a query with ``R`` relevant references (self excluded) and ``k`` neighbours, ``rel(j)`` 1 if neighbour
+    ``j`` is relevant, ``P(j) = (rel(1) + .. + rel(j)) / j``:
 
     - ``precision_at_1``: ``rel(1)``.
     - ``r_precision``: ``(rel(1) + .. + rel(h)) / h`` with ``h = min(R, k)``.
     - ``mean_average_precision_at_r``: sum of ``rel(j) P(j)`` for ``j <= min(R, k)``, divided by ``R`` (Musgrave et al.,
       2020, "A Metric Learning Reality Check").
-    - ``mean_average_precision``: sum of ``rel(j) P(j)`` for ``j <= k``, divided by ``R``, also where ``k < R``.
-    - ``mean_reciprocal_rank``: one over the first relevant rank, 0 where none of the ``k`` is relevant.
+    - ``mean_average_precision``: sum of ``rel(j) P(j)`` for ``j <= k``, divided by ``R``, even if ``k < R``.
+    - ``mean_reciprocal_rank``: 1 / rank of the first relevant neighbour, 0 if none of the ``k`` is relevant.
     - ``NMI``, ``AMI``: normalised and adjusted mutual information between labels and clusters, by scikit-learn. In the
       default set only with a ``kmeans_func``.
 
-    Named in ``include`` with any number for ``<k>`` (it neither changes the calculator's ``k`` nor is bounded by it):
+    Named in ``include`` with any cutoff ``<k>``, which is independent of the calculator's ``k``:
 
     - ``precision_at_<k>``: ``(rel(1) + .. + rel(k)) / k``.
-    - ``recall_at_<k>``: 1 where any of the first ``k`` is relevant, as "Recall@K" is meant in metric learning (Jegou et
-      al., 2011; Oh Song et al., 2016). ``hit_rate_at_<k>``: the same by its name in recommendation.
-    - ``found_fraction_at_<k>``: ``(rel(1) + .. + rel(k)) / R``, recall as in information retrieval.
+    - ``recall_at_<k>``: 1 if any of the first ``k`` is relevant, the "Recall@K" of metric learning (Jegou et al., 2011;
+      Oh Song et al., 2016). ``hit_rate_at_<k>``: the same, by its name in recommendation.
+    - ``found_fraction_at_<k>``: ``(rel(1) + .. + rel(k)) / R``, the recall of information retrieval.
     - ``ndcg_at_<k>``: sum of ``rel(j) / log2(j + 1)`` for ``j <= k``, divided by the same sum with
-      ``min(R, k)`` relevant references in front (Järvelin and Kekäläinen, 2002).
-    - ``knn_accuracy_at_<k>``: 1 where the class with most votes of ``k`` neighbours is relevant;
+      ``min(R, k)`` relevant references first (Järvelin and Kekäläinen, 2002).
+    - ``knn_accuracy_at_<k>``: 1 if the class with the most votes among ``k`` neighbours is relevant;
       ``knn_softmax_accuracy_at_<k>``: votes weighted by ``exp(similarity / 0.07)``. See `knn_vote_metric`.
 
-    A query without a relevant reference is lone and left out of all of these. Ties in distance are ordered by the
-    backend; ours put the lowest reference row first, so a metric of tied rows depends on their order in the reference.
+    All of these exclude lone queries (queries without positives, ``R = 0``). The backend orders ties in distance; the
+    built-in ones put the lowest reference row first, so a metric of tied rows depends on their order in the reference.
 
     Args:
         include: names of metrics; empty: the default set.
-        exclude: names of metrics left out of those.
+        exclude: names of metrics to remove from these.
         avg_of_avgs: average over classes instead of queries.
         return_per_class: a list of class means, in the order of `per_class_labels`, instead of one average.
-        k: neighbours looked at by the metrics that have no number of their own: an integer of at least 1, ``None``
-            (all) or ``"max_bin_count"`` (the largest ``R``).
-        label_comparison_fn: ``fn(query_labels, reference_labels)``, a bool tensor of the broadcast leading dimensions,
-            says what is relevant; a last axis of several label columns is consumed. ``None``: equal labels.
-        device: where to work; ``None``: on the query's device.
-        knn_func: called as ``knn_func(query, k, reference, ref_includes_query)``, once and for all queries; returns
-            distances and reference rows of the neighbours, both ``(n, k)``, nearest first, a query's own row left out
-            with ``ref_includes_query``. ``None``: exact search by squared Euclidean distance of the embeddings as they
-            are.
+        k: number of neighbours for metrics without a cutoff in their name: an integer of at least 1, ``None`` (all) or
+            ``"max_bin_count"`` (the largest ``R``).
+        label_comparison_fn: ``fn(query_labels, reference_labels)`` decides relevance: it returns a bool tensor of the
+            broadcast leading dimensions, reducing a last axis of several label columns. ``None``: equal labels.
+        device: device of the computation; ``None``: the query's device.
+        knn_func: called as ``knn_func(query, k, reference, ref_includes_query)``, once for all queries; returns
+            distances and reference rows of the neighbours, both ``(n, k)``, nearest first, excluding a query's own row
+            with ``ref_includes_query``. ``None``: exact search by squared Euclidean distance of the unnormalised
+            embeddings.
         kmeans_func: called as ``kmeans_func(query, num_clusters)``, returns a cluster for each row; ``None``:
-            scikit-learn's ``KMeans`` with a fixed seed, when ``NMI`` or ``AMI`` is asked for.
+            scikit-learn's ``KMeans`` with a fixed seed, if ``NMI`` or ``AMI`` is selected.
         custom_metrics: `RetrievalMetric` objects by name; they join the default set.
 
     A subclass adds metrics as methods ``calculate_<name>(**kwargs)`` and lists them in `requires_knn` or
-    `requires_clustering`. Unless it is in the second list alone, a method gets the neighbours of all queries as one
-    matrix, with ``k=None`` all there are.
+    `requires_clustering`. Unless it is only in the second list, a method gets the neighbours of all queries as one
+    matrix; with ``k=None`` these are all references.
 
-    One calculator may be used by several threads; only `per_class_labels` and `get_curr_metrics` are then of any call.
+    Threads can share a calculator; `per_class_labels` and `get_curr_metrics` then refer to any of their calls.
 
     Raises:
-        TypeError: ``include`` or ``exclude`` neither tuple nor list, ``custom_metrics`` no mapping of metrics, or a
-            function that cannot be called.
-        ValueError: unknown name, name used twice, both averages, or a ``k`` of another kind.
-        NotImplementedError: a ``label_comparison_fn`` together with a metric of clusters.
-        ModuleNotFoundError: ``NMI`` or ``AMI`` without scikit-learn.
+        TypeError: ``include`` or ``exclude`` is neither a tuple nor a list, ``custom_metrics`` is not a mapping of
+            metrics, or a function is not callable.
+        ValueError: a name is unknown or used twice, both averages are requested, or ``k`` is invalid.
+        NotImplementedError: a ``label_comparison_fn`` is combined with a clustering metric.
+        ModuleNotFoundError: ``NMI`` or ``AMI`` is selected, but scikit-learn is not installed.
     """
 
     def __init__(
@@ -152,9 +152,9 @@ class AccuracyCalculator:
         self.kmeans_func = kmeans_func
         self.custom_metrics = self._checked_custom_metrics(custom_metrics)
         self.per_class_labels: Tensor | None = None
-        """Labels of the classes in a list of class means, in its order, after `get_accuracy`.
+        """Labels of the classes in the list of class means, in its order, after `get_accuracy`.
 
-        Classes whose queries are all lone are left out, except where no class is left. A metric of one's own with
+        Classes with only lone queries are omitted, unless all classes are. A custom metric with
         ``exclude_lone_queries=False`` lists all classes of the queries, ascending.
         """
         self.check_primary_metrics(include, exclude)
@@ -164,20 +164,20 @@ class AccuracyCalculator:
         self._current = self._selected
         self._check_clustering(self._selected)
 
-    # --- what is selected ------------------------------------------------------------------------------------------
+    # --- selection of metrics --------------------------------------------------------------------------------------
 
     def get_function_dict(
         self, include: Sequence[str] = (), exclude: Sequence[str] = ()
     ) -> dict[str, Callable[..., Any]]:
-        """Functions of the metrics chosen at construction, narrowed to ``include`` without ``exclude``, by name.
+        """Return functions by name, for metrics selected at construction and in ``include``, but not in ``exclude``.
 
-        Each takes the keyword arguments of a ``calculate_`` method and returns what is reported.
+        Each takes the keyword arguments of a ``calculate_`` method and returns the reported value.
         """
         return {name: self._function(name) for name in self._narrowed(include, exclude)}
 
     @property
     def original_function_dict(self) -> dict[str, Callable[..., Any]]:
-        """Functions of the metrics chosen at construction."""
+        """Functions of the metrics selected at construction."""
         return self.get_function_dict()
 
     @property
@@ -186,11 +186,11 @@ class AccuracyCalculator:
         return {name: self._function(name) for name in self._current}
 
     def get_curr_metrics(self) -> list[str]:
-        """Names of the metrics of the last selection: the constructor's, or the latest call's."""
+        """Return the names of the last selected metrics, by the constructor or the latest call."""
         return list(self._current)
 
     def requires_clustering(self) -> list[str]:
-        """Names of the metrics that need clusters."""
+        """Return the names of the metrics that need clusters."""
         return list(_CLUSTERING)
 
     def requires_knn(self) -> list[str]:
@@ -213,7 +213,7 @@ class AccuracyCalculator:
                     raise ValueError(f"{argument} must name metrics among {known}; got {name!r}")
 
     def description(self) -> str:
-        """``"avg_of_avgs"`` when averages are over classes, else nothing."""
+        """Return ``"avg_of_avgs"`` if averages are over classes, else ``""``."""
         return "avg_of_avgs" if self.avg_of_avgs else ""
 
     def _methods(self) -> set[str]:
@@ -232,8 +232,8 @@ class AccuracyCalculator:
         return tuple(names - set(_CLUSTERING) if self.kmeans_func is None else names)
 
     def _narrowed(self, include: Sequence[str], exclude: Sequence[str]) -> list[str]:
-        """A call's selection, in alphabetical order. What the constructor left out stays left out."""
-        # A constructor that named nothing has left out nothing either, metrics outside the default set included.
+        """Return a call's selection, in alphabetical order. Metrics excluded by the constructor stay excluded."""
+        # Without include, the constructor excluded nothing, not even metrics outside the default set.
         allowed = set(self._selected).union(include if self._all_selected else ())
         return sorted(allowed.intersection(include or self._selected).difference(exclude, self._excluded))
 
@@ -251,7 +251,7 @@ class AccuracyCalculator:
             if not isinstance(name, str):
                 raise TypeError(f"custom_metrics must have strings as names, got {type(name).__name__}")
             if name in taken or is_name(name):
-                raise ValueError(f"custom_metrics must have names of their own, {name!r} is a metric already")
+                raise ValueError(f"custom_metrics must not reuse the name of a built-in metric, got {name!r}")
         return dict(custom_metrics)
 
     def _check_clustering(self, names: Sequence[str]) -> None:
@@ -259,14 +259,14 @@ class AccuracyCalculator:
         if clustering and self.label_comparison_fn is not torch.eq:
             raise NotImplementedError(
                 f"{', '.join(clustering)} cannot be computed with a label_comparison_fn: clusters are compared "
-                'by equal labels; leave them out with exclude=("NMI", "AMI")'
+                'by equal labels; exclude them with exclude=("NMI", "AMI")'
             )
         named = sorted(set(_CLUSTERING).intersection(names))
         if named:
             _check_sklearn(", ".join(named))
 
     def _is_ours(self, name: str) -> bool:
-        """Whether no method of a subclass decides the value of this metric."""
+        """Return whether this metric is built in and not overridden by a subclass."""
         if name in BUILT_IN:
             own = getattr(type(self), _PREFIX + name, None) is getattr(AccuracyCalculator, _PREFIX + name)
             return own and _PREFIX + name not in vars(self)
@@ -282,42 +282,42 @@ class AccuracyCalculator:
         vote = vote_named(name)
         return self.custom_metrics.get(name) if vote is None else vote_metric(vote)
 
-    # --- metrics as methods: for subclasses, and with arguments made by hand ----------------------------------------
+    # --- metrics as methods: for subclasses and direct calls ---------------------------------------------------------
 
     def calculate_precision_at_1(self, **kwargs: Any) -> Values:
-        """Precision at 1 from the arguments of a ``calculate_`` method."""
+        """Return precision at 1 from the arguments of a ``calculate_`` method."""
         return self._from_kwargs("precision_at_1", **kwargs)
 
     def calculate_r_precision(self, **kwargs: Any) -> Values:
-        """R-precision from the arguments of a ``calculate_`` method."""
+        """Return R-precision from the arguments of a ``calculate_`` method."""
         return self._from_kwargs("r_precision", **kwargs)
 
     def calculate_mean_average_precision(self, **kwargs: Any) -> Values:
-        """Mean average precision from the arguments of a ``calculate_`` method."""
+        """Return mean average precision from the arguments of a ``calculate_`` method."""
         return self._from_kwargs("mean_average_precision", **kwargs)
 
     def calculate_mean_average_precision_at_r(self, **kwargs: Any) -> Values:
-        """Mean average precision at R from the arguments of a ``calculate_`` method."""
+        """Return mean average precision at R from the arguments of a ``calculate_`` method."""
         return self._from_kwargs("mean_average_precision_at_r", **kwargs)
 
     def calculate_mean_reciprocal_rank(self, **kwargs: Any) -> Values:
-        """Mean reciprocal rank from the arguments of a ``calculate_`` method."""
+        """Return mean reciprocal rank from the arguments of a ``calculate_`` method."""
         return self._from_kwargs("mean_reciprocal_rank", **kwargs)
 
     def calculate_NMI(self, query_labels: Any, cluster_labels: Any, **kwargs: Any) -> float:
-        """Normalised mutual information, arithmetic mean of the entropies, by scikit-learn."""
+        """Return normalised mutual information, with the arithmetic mean of the entropies, by scikit-learn."""
         from sklearn.metrics import normalized_mutual_info_score
 
         return float(normalized_mutual_info_score(*_partitions(query_labels, cluster_labels)))
 
     def calculate_AMI(self, query_labels: Any, cluster_labels: Any, **kwargs: Any) -> float:
-        """Adjusted mutual information, arithmetic mean of the entropies, by scikit-learn."""
+        """Return adjusted mutual information, with the arithmetic mean of the entropies, by scikit-learn."""
         from sklearn.metrics import adjusted_mutual_info_score
 
         return float(adjusted_mutual_info_score(*_partitions(query_labels, cluster_labels)))
 
     def get_cluster_labels(self, query: Tensor, query_labels: Tensor, **kwargs: Any) -> Any:
-        """Cluster of each query, with as many clusters as there are distinct values in the labels."""
+        """Return the cluster of each query, with as many clusters as distinct values in the labels."""
         num_clusters = len(torch.unique(query_labels.flatten()))
         _LOGGER.info("k-means of %d rows into %d clusters", len(query), num_clusters)
         if self.kmeans_func is not None:
@@ -329,15 +329,15 @@ class AccuracyCalculator:
         return torch.from_numpy(kmeans.fit_predict(query.cpu().numpy())).to(query.device)
 
     def determine_k(self, bin_counts: Tensor, num_reference_embeddings: int, ref_includes_query: bool) -> int:
-        """Neighbours for the metrics that have no number of their own.
+        """Return the number of neighbours for metrics without a cutoff in their name.
 
         Args:
             bin_counts: references that match each distinct query label, the query's own row included.
             num_reference_embeddings: reference rows.
-            ref_includes_query: whether the queries are the first of them.
+            ref_includes_query: whether the queries are the first reference rows.
 
         Returns:
-            A number of at least 0; what goes beyond the references there are is cut off.
+            A number of at least 0; the caller caps it at the number of available references.
         """
         if self.k == "max_bin_count":
             return int(bin_counts.max()) - int(ref_includes_query)
@@ -349,7 +349,7 @@ class AccuracyCalculator:
         return {name: function(**kwargs) for name, function in function_dict.items()}
 
     def _from_kwargs(self, name: str, **kwargs: Any) -> Values:
-        """One metric from neighbours' labels, as a ``calculate_`` method gets them."""
+        """Return one metric from neighbours' labels, with the arguments of a ``calculate_`` method."""
         query_labels = torch.as_tensor(kwargs["query_labels"])
         knn_labels = torch.as_tensor(kwargs["knn_labels"]).to(query_labels.device)
         labels, counts = (torch.as_tensor(part).to(query_labels.device) for part in kwargs["label_counts"])
@@ -368,7 +368,7 @@ class AccuracyCalculator:
             return self._average(values, codes, len(labels), counted)
         metric = self._retrieval_metric(name)
         if metric is None:
-            raise ValueError(f"name must be a metric that this calculator knows, got {name!r}")
+            raise ValueError(f"name must be a metric of this calculator, got {name!r}")
         inputs = RetrievalInputs(
             relevant_counts=torch.from_numpy(relevant_counts),
             reference_labels=kwargs["reference_labels"],
@@ -383,7 +383,7 @@ class AccuracyCalculator:
         return self._average(values, codes, len(labels), mask)
 
     def _average(self, values: Floats, codes: Any, number: int, counted: Any) -> Values:
-        """What is reported of one value per query, of those that are counted."""
+        """Return the reported average over the counted queries, from one value per query."""
         values = np.where(counted, values, math.nan)
         if not (self.avg_of_avgs or self.return_per_class):
             return mean_of(values)
@@ -406,31 +406,32 @@ class AccuracyCalculator:
         include: Sequence[str] = (),
         exclude: Sequence[str] = (),
     ) -> dict[str, Any]:
-        """Evaluate embeddings, tensors or arrays, against a reference or against themselves.
+        """Return the metrics of embeddings, tensors or arrays, against a reference or against themselves.
 
         Args:
             query: ``(n, d)``, finite; ``n`` at least 1.
-            query_labels: ``(n,)`` numbers, compared exactly; ``(n, columns)`` with a ``label_comparison_fn``, or where
-                no metric asks what is relevant.
-            reference: ``(m, d)``, finite; ``None``: the queries, each left out of its own neighbours.
-            reference_labels: ``(m,)`` or ``(m, columns)``, given exactly when ``reference`` is.
-            ref_includes_query: the first ``n`` reference rows are the queries, each left out of its own neighbours.
-            include: metrics among those chosen at construction; empty: all of them.
-            exclude: metrics left out.
+            query_labels: ``(n,)`` numbers, compared exactly; ``(n, columns)`` with a ``label_comparison_fn``, or if no
+                metric uses relevance.
+            reference: ``(m, d)``, finite; ``None``: the queries, each excluded from its own neighbours.
+            reference_labels: ``(m,)`` or ``(m, columns)``, required with ``reference`` and only then.
+            ref_includes_query: the first ``n`` reference rows are the queries, each excluded from its own neighbours.
+            include: metrics among those selected at construction; empty: all of them.
+            exclude: metrics to remove.
 
         Returns:
-            Values by metric name, in alphabetical order: a float, with ``return_per_class`` a list of floats. NaN where
+            Values by metric name, in alphabetical order: a float, or a list of floats with ``return_per_class``. NaN if
             every query is lone.
 
         Raises:
-            TypeError: what is no number, a wrong ``include``.
-            ValueError: shapes, lengths, NaN or infinity (by argument and row), a reference that does not begin with the
-                queries although ``ref_includes_query`` says so, or impossible answers of a function that was given.
-            NotImplementedError: a metric of clusters is named, and there is a ``label_comparison_fn``.
-            ModuleNotFoundError: clusters are wanted without scikit-learn.
+            TypeError: embeddings or labels are not numbers, or ``include`` or ``exclude`` is of a wrong type.
+            ValueError: a shape or length is wrong, a row holds a NaN or infinity (the message names argument and row),
+                the reference does not begin with the queries despite ``ref_includes_query``, or a user function returns
+                an invalid result.
+            NotImplementedError: a clustering metric is selected, and there is a ``label_comparison_fn``.
+            ModuleNotFoundError: clusters are needed, but scikit-learn is not installed.
         """
         self.check_primary_metrics(include, exclude)
-        # Another thread may set its own selection meanwhile: this call goes on with what it has here.
+        # A local copy: another thread may change the selection during this call.
         names = self._current = self._narrowed(include, exclude)
         self._check_clustering(names)
         if (reference is None) != (reference_labels is None):
@@ -466,7 +467,7 @@ def _check_sklearn(what: str) -> None:
 
 
 def _partitions(query_labels: Any, cluster_labels: Any) -> tuple[Any, Any]:
-    """Labels and clusters of the queries as whole numbers: which are equal is all that counts."""
+    """Return labels and clusters of the queries as integer codes: only equality matters."""
     labels, clusters = (torch.as_tensor(part, device="cpu") for part in (query_labels, cluster_labels))
     if labels.numel() != len(labels):
         raise ValueError(f"query_labels must have one column to be compared with clusters, got {tuple(labels.shape)}")

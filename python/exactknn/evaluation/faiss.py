@@ -1,14 +1,14 @@
 """Faiss behind the interfaces of this package: neighbours by ``FaissKNN``, clusters by ``FaissKMeans``.
 
     query, k, reference
-        -> _rows            float32, finite, two-dimensional, still where they lie
-        -> an index         index_init_fn(d), trained on the reference where its type needs it; or the one kept
+        -> _rows            float32, finite, two-dimensional, on their device
+        -> an index         index_init_fn(d), trained on the reference if its type requires it; or the stored one
         -> _placed          on the GPUs that this call uses, or in CPU memory
-        -> _check_sizes     before anything is added, so that a call refused leaves no rows behind
-        -> _add, _search    on one GPU, rows that lie there are handed over as they are; else through CPU memory
+        -> _check_sizes     before anything is added, so that an invalid call leaves no rows behind
+        -> _add, _search    with one GPU, rows on it are passed without a copy; else through CPU memory
         -> (distances, indices), both (n, k), on the query's device
 
-Faiss is imported by the constructors, never by this module. Its answers are its own: float32, with ties in its order.
+Faiss is imported by the constructors, never by this module. Results are those of Faiss: float32, ties in its order.
 """
 
 from __future__ import annotations
@@ -34,34 +34,34 @@ from exactknn.evaluation._torch_blocks import Neighbours, without_self
 
 _LOGGER = logging.getLogger(__name__)
 
-# The most neighbours that Faiss finds for a query on a GPU.
+# Maximum k of Faiss on a GPU.
 _MOST_ON_GPU = 2048
 
 
 class FaissKNN:
-    """Search in a Faiss index, one for each call or one that is kept and grows.
+    """Search in a Faiss index: a new one for each call, or a stored one that grows.
 
-    With the defaults every call builds an index of its reference, searches, and drops it. With both switches off,
-    `train` makes the index, `add` and the reference of each call append to it, and rows are numbered in the order in
-    which they came.
+    By default every call builds an index of its reference, searches, and drops it. With ``reset_before=False`` and
+    ``reset_after=False``, `train` creates the index, `add` and the reference of each call append to it, and rows are
+    numbered in insertion order.
 
     Values and order are those of Faiss: squared Euclidean distances in float32 by default, ties in any order.
     `CustomKNN` and `RustKNN` are exact.
 
-    A GPU is used when Faiss is a build with GPUs and sees one, and the query is on CUDA or ``gpus`` is given. An index
-    that was searched on GPUs stays there; `save` brings it back.
+    A GPU is used if Faiss is built with GPU support and detects one, and the query is on CUDA or ``gpus`` is given. An
+    index searched on GPUs stays there; `save` copies it back.
 
     Args:
-        reset_before: build a new index from the reference of each call, instead of searching the one at hand.
-        reset_after: drop the index after each call, also after one that failed.
+        reset_before: build a new index from the reference of each call, instead of searching the stored one.
+        reset_after: drop the index after each call, even a failed one.
         index_init_fn: called with a dimension, returns an empty Faiss index. ``None``: ``faiss.IndexFlatL2``.
-        gpus: numbers of the GPUs to search on, also for queries in CPU memory. ``None``: all that Faiss sees, for
+        gpus: numbers of the GPUs to search on, even for queries in CPU memory. ``None``: all that Faiss detects, for
             queries on CUDA.
 
     Raises:
         ModuleNotFoundError: Faiss is not installed.
-        TypeError: ``gpus`` neither list nor tuple of integers, or ``index_init_fn`` cannot be called.
-        ValueError: ``gpus`` empty, or a number below 0.
+        TypeError: ``gpus`` is not a list or tuple of integers, or ``index_init_fn`` is not callable.
+        ValueError: ``gpus`` is empty or holds a negative number.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class FaissKNN:
         self._narrowing_logged = False
 
     def __call__(self, query: Tensor, k: int, reference: Any = None, ref_includes_query: bool = False) -> Neighbours:
-        """Find the ``k`` nearest rows of the index for each query row.
+        """Return the ``k`` nearest rows of the index for each query row.
 
         Args:
             query: ``(n, d)`` float16, bfloat16, float32 or float64, finite, on any device. Faiss gets float32.
@@ -100,14 +100,15 @@ class FaissKNN:
 
         Returns:
             ``(distances, indices)``, both ``(n, k)``, float32 and int64, nearest first, on the query's device. An
-            approximate index may find fewer than ``k``, and any index where distances overflow float32: the rest has
-            index -1, and a WARNING is logged.
+            approximate index may find fewer than ``k``, and so may any index if distances overflow float32: the rest
+            has the sentinel index -1, and a WARNING is logged.
 
         Raises:
-            TypeError: ``query`` no tensor, ``k`` no integer.
-            ValueError: wrong shape, dimension, type or ``k``; a NaN or infinity, by argument and row; nothing to
-                search: no reference with ``reset_before=True``, no index with ``reset_before=False``.
-            RuntimeError: from Faiss, unchanged.
+            TypeError: ``query`` is not a tensor, or ``k`` is not an integer.
+            ValueError: a shape, dimension, type or ``k`` is invalid, a row holds a NaN or infinity (the message names
+                argument and row), or there is nothing to search: no reference with ``reset_before=True``, no index with
+                ``reset_before=False``.
+            RuntimeError: Faiss raises it.
         """
         try:
             return self._search(query, k, reference, bool(ref_includes_query))
@@ -116,13 +117,13 @@ class FaissKNN:
                 self.reset()
 
     def train(self, embeddings: Any) -> None:
-        """Replace the index by a new one that holds these rows; an index type that learns from rows learns from them.
+        """Replace the index by a new one with these rows, trained on them if its type requires training.
 
         Args:
             embeddings: ``(m, d)``, finite: a tensor on any device, or an array.
 
         Raises:
-            TypeError, ValueError: as for a call, by the name ``embeddings``.
+            TypeError, ValueError: as for a call, for the argument ``embeddings``.
         """
         rows = self._rows(embeddings, "embeddings")
         index = self._new_index(rows)
@@ -130,13 +131,13 @@ class FaissKNN:
         self.index = index
 
     def add(self, embeddings: Any) -> None:
-        """Append rows to the index; they are numbered on from those that are there.
+        """Append rows to the index; their numbers continue after the last row.
 
         Args:
             embeddings: ``(m, d)``, finite: a tensor on any device, or an array.
 
         Raises:
-            TypeError, ValueError: as for a call, by the name ``embeddings``; or there is no index.
+            TypeError, ValueError: as for a call, for the argument ``embeddings``; or there is no index.
         """
         index = self._index("add to")
         rows = self._rows(embeddings, "embeddings")
@@ -148,7 +149,7 @@ class FaissKNN:
 
         Raises:
             ValueError: there is no index.
-            RuntimeError: from Faiss: the file cannot be written.
+            RuntimeError: the file cannot be written; raised by Faiss.
         """
         index = self._index("save")
         faiss = _faiss()
@@ -158,7 +159,7 @@ class FaissKNN:
         """Replace the index by the one in a file.
 
         Raises:
-            RuntimeError: from Faiss: the file cannot be read, or holds no index.
+            RuntimeError: the file cannot be read or is not an index; raised by Faiss.
         """
         self.index = _faiss().read_index(os.fspath(filename))
 
@@ -169,7 +170,7 @@ class FaissKNN:
     def _search(self, query: Any, k: Any, reference: Any, own_included: bool) -> Neighbours:
         if not isinstance(query, Tensor):
             raise TypeError(f"query must be a torch tensor, got {type(query).__name__}")
-        # With its own row among the neighbours, one more has to be looked for.
+        # One more, as the query's own row is among the neighbours.
         searched = as_count(k, "k", minimum=0) + own_included
         rows = self._rows(query, "query")
         added = None if reference is None else self._rows(reference, "reference")
@@ -208,16 +209,16 @@ class FaissKNN:
         return index
 
     def _gpus(self, query: Tensor, searched: int) -> list[int] | None:
-        """The GPUs that a call uses, or ``None``: the CPU."""
+        """Return the GPUs that a call uses; ``None``: the CPU."""
         faiss = _faiss()
         if not (query.is_cuda or self.gpus is not None):
             return None
-        # Some builds count GPUs that they cannot use.
+        # Some builds report GPUs that they cannot use.
         if not hasattr(faiss, "GpuIndex") or faiss.get_num_gpus() < 1:
             return None
         if searched > _MOST_ON_GPU:
             _LOGGER.warning(
-                "k=%d is beyond what Faiss finds on a GPU, %d: searching on the CPU", searched, _MOST_ON_GPU
+                "k=%d exceeds the maximum of Faiss on a GPU, %d: searching on the CPU", searched, _MOST_ON_GPU
             )
             return None
         return list(range(faiss.get_num_gpus()) if self.gpus is None else self.gpus)
@@ -234,9 +235,9 @@ class FaissKNN:
 
 
 class FaissKMeans:
-    """Clusters by Faiss's k-means, made to be given as ``kmeans_func``.
+    """Clusters by Faiss's k-means, for use as ``kmeans_func``.
 
-    Faiss starts from rows that it draws with a fixed seed. Where it draws equal rows, clusters can end empty: that is
+    Faiss starts from rows sampled with a fixed seed. If it samples equal rows, clusters can end up empty, which is
     logged as a WARNING.
 
     Args:
@@ -252,7 +253,7 @@ class FaissKMeans:
         self.kwargs = kwargs
 
     def __call__(self, x: Any, num_clusters: int) -> Tensor:
-        """Assign each row to one of ``num_clusters`` clusters.
+        """Return the cluster of each row, among ``num_clusters`` clusters.
 
         Args:
             x: ``(n, d)``, finite: a tensor on any device, or an array. Faiss gets float32, in CPU memory.
@@ -262,10 +263,10 @@ class FaissKMeans:
             ``(n,)`` int64, from 0 to ``num_clusters - 1``, on the device of ``x``.
 
         Raises:
-            TypeError: ``x`` holds no numbers, ``num_clusters`` is no integer.
-            ValueError: wrong shape or type, a NaN or infinity by row, fewer rows than clusters, values so large that
-                float32 cannot hold squared distances.
-            AttributeError: from Faiss: a keyword argument that its k-means does not have.
+            TypeError: ``x`` does not hold numbers, or ``num_clusters`` is not an integer.
+            ValueError: the shape or type is invalid, a row holds a NaN or infinity, there are fewer rows than clusters,
+                or squared distances would overflow float32.
+            AttributeError: Faiss's k-means does not have a keyword argument.
         """
         faiss = _faiss()
         num_clusters = as_count(num_clusters, "num_clusters", minimum=1)
@@ -285,7 +286,7 @@ class FaissKMeans:
         filled = len(np.unique(clusters))
         if filled < num_clusters:
             _LOGGER.warning(
-                "k-means degenerated: only %d of %d clusters have rows. Rows may be equal; another seed, nredo or "
+                "k-means degenerated: only %d of %d clusters are not empty. Rows may be equal; another seed, nredo or "
                 "init_method may find more clusters",
                 filled,
                 num_clusters,
@@ -312,10 +313,10 @@ def _faiss() -> Any:
 
 
 def _float32(values: Any, name: str) -> tuple[Tensor, bool]:
-    """Finite float32 rows on their device, and whether they were rounded from float64."""
+    """Return finite float32 rows on their device, and whether they were rounded from float64."""
     if not isinstance(values, Tensor):
         matrix = as_matrix(values, name)
-        array = matrix.array if matrix.array.flags.writeable else matrix.array.copy()  # torch shares no other
+        array = matrix.array if matrix.array.flags.writeable else matrix.array.copy()  # torch needs writable memory
         if matrix.bfloat16:
             values = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
         else:
@@ -341,7 +342,7 @@ def _check_dimension(index: Any, rows: Tensor, name: str) -> None:
 
 
 def _check_distances_fit(points: npt.NDArray[np.float32], name: str) -> None:
-    """Refuse rows whose squared distances may overflow: Faiss's k-means then ends the whole process."""
+    """Reject rows whose squared distances may overflow, which makes Faiss's k-means abort the process."""
     norms = np.einsum("ij,ij->i", points, points, dtype=np.float64)
     # A row and a centroid are at most twice the largest norm apart.
     if 4 * norms.max(initial=0) > np.finfo(np.float32).max:
@@ -371,13 +372,13 @@ def _check_sizes(index: Any, rows: Tensor, added: Tensor | None, searched: int, 
 
 
 def _single_gpu(index: Any) -> int | None:
-    """The GPU on which an index lies as a whole; ``None`` for one in CPU memory or on several."""
+    """Return the GPU of an index; ``None`` for one in CPU memory or on several GPUs."""
     gpu_index = getattr(_faiss(), "GpuIndex", None)
     return int(index.getDevice()) if gpu_index is not None and isinstance(index, gpu_index) else None
 
 
 def _gpus_of(index: Any) -> list[int]:
-    """The GPUs on which an index lies; none for one in CPU memory."""
+    """Return the GPUs of an index; empty for one in CPU memory."""
     faiss = _faiss()
     if isinstance(index, (faiss.IndexReplicas, faiss.IndexShards)):
         return [gpu for part in range(index.count()) for gpu in _gpus_of(faiss.downcast_index(index.at(part)))]
@@ -386,7 +387,7 @@ def _gpus_of(index: Any) -> list[int]:
 
 
 def _placed(index: Any, gpus: list[int] | None) -> Any:
-    """The index with its rows on these GPUs, or in CPU memory for ``None``."""
+    """Return the index with its rows on these GPUs, or in CPU memory for ``None``."""
     faiss = _faiss()
     where = _gpus_of(index)
     if where == (gpus or []):
@@ -403,12 +404,12 @@ def _gpu_of(rows: Tensor) -> int | None:
 
 @contextlib.contextmanager
 def _as_faiss_takes(index: Any, rows: Tensor) -> Iterator[Any]:
-    """Rows for a method of the index: a tensor that stays on the GPU of the index, else an array in CPU memory."""
+    """Yield rows for a method of the index: a tensor if they are on the GPU of the index, else an array."""
     gpu = _gpu_of(rows)
     if gpu is None or _single_gpu(index) != gpu:
         yield rows.cpu().numpy()
         return
-    # Teaches Faiss's methods to take tensors, on torch's current stream of the current device.
+    # Makes Faiss's methods accept tensors, on torch's current stream of the current device.
     importlib.import_module("faiss.contrib.torch_utils")
     with torch.cuda.device(gpu):
         yield rows
@@ -432,8 +433,8 @@ def _warn_of_padding(indices: Tensor, searched: int) -> None:
     short = int((indices < 0).any(dim=1).sum()) if indices.numel() else 0
     if short:
         _LOGGER.warning(
-            "the index found fewer than %d rows for %d of %d queries, -1 stands for the rest: it is approximate, or "
-            "distances are beyond float32",
+            "the index found fewer than %d rows for %d of %d queries, -1 marks the rest: it is approximate, or "
+            "distances overflow float32",
             searched,
             short,
             len(indices),

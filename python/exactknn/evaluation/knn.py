@@ -2,15 +2,15 @@
 
     CustomKNN / RustKNN (query, k, reference, ref_includes_query)
         -> _checked:        types, shapes, k
-        -> native_metric:   is this distance one that the Rust core computes, exactly as shipped?
-             yes, CPU       -> _native_search: exactknn._core, without a copy where the layout allows
-             yes, elsewhere -> device_search:  the same answers, found with torch on the tensors' device
+        -> native_metric:   does the Rust core compute this distance, exactly as shipped?
+             yes, CPU       -> _native_search: exactknn._core, zero-copy if the layout allows
+             yes, elsewhere -> device_search:  the same results, computed with torch on the tensors' device
              otherwise      -> torch_search:   distance(block, reference), topk, on the tensors' device
         -> (distances, indices), both (n, k), nearest first, on the query's device
-    RustKNN that keeps its references
-        -> exactknn.Index:  of the distance's metric; checked, the reference appended, then searched
+    RustKNN with an index
+        -> exactknn.Index:  for the distance's metric; checked, the reference appended, then searched
 
-Otherwise nothing of a call is kept in the object, so one object serves many threads.
+Without an index a call stores nothing in the object, so threads can share it.
 """
 
 from __future__ import annotations
@@ -55,22 +55,23 @@ _NAMES = ("query", "reference")
 class CustomKNN:
     """Exact search with any distance object, on the device of the tensors.
 
-    On the CPU, a distance that the Rust core knows is searched there: ``LpDistance`` (``p=2`` with power 1 or 2; any
+    On the CPU, distances that the Rust core supports are searched there: ``LpDistance`` (``p=2`` with power 1 or 2; any
     other ``p`` with power 1 and ``normalize_embeddings=False``), ``CosineSimilarity`` and ``DotProductSimilarity``, of
-    this package or of pytorch-metric-learning, exactly as shipped. There values are float64 results rounded once, equal
-    values go to the lowest row, and ``batch_size`` changes nothing. On other devices the same answers are found with
-    torch, but for ``LpDistance`` of another ``p``. Any other distance is called on blocks of queries, and the order of
-    equal values is open.
+    this package or of pytorch-metric-learning, exactly as shipped. Values are then float64 results rounded once, ties
+    go to the lowest row, and ``batch_size`` has no effect. On other devices torch finds the same results, except for
+    ``LpDistance`` with another ``p``. Any other distance is called on blocks of queries, and the order of ties is
+    unspecified.
 
     Args:
-        distance: called as ``distance(query_block, reference)`` for a matrix; its ``is_inverted`` says whether
-            larger is nearer.
-        batch_size: query rows of a block; ``None``: all at once on the CPU, as many as fit into free memory elsewhere.
+        distance: called as ``distance(query_block, reference)`` for a matrix; ``is_inverted`` says whether larger is
+            nearer.
+        batch_size: query rows per block; ``None``: all at once on the CPU, as many as fit in free memory elsewhere.
         backend: ``"auto"``, ``"rust"`` (never torch) or ``"torch"`` (always calls the distance).
 
     Raises:
         TypeError: ``distance`` is not callable or has no ``is_inverted``, or ``batch_size`` is not an integer.
-        ValueError: ``batch_size`` below 1, unknown ``backend``, or ``"rust"`` for a distance that it does not know.
+        ValueError: ``batch_size`` is below 1, ``backend`` is unknown, or it is ``"rust"`` and the core does not support
+            the distance.
     """
 
     def __init__(self, distance: Any, batch_size: int | None = None, *, backend: str = "auto") -> None:
@@ -86,7 +87,7 @@ class CustomKNN:
         self.backend = backend
 
     def __call__(self, query: Tensor, k: int, reference: Tensor, ref_includes_query: bool = False) -> Neighbours:
-        """Find the ``k`` nearest reference rows of each query row.
+        """Return the ``k`` nearest reference rows of each query row.
 
         Args:
             query: ``(n, d)``, finite.
@@ -96,11 +97,12 @@ class CustomKNN:
 
         Returns:
             ``(distances, indices)``, both ``(n, k)``, nearest first, on the query's device, without a graph.
-            Distances have the dtype of the distance's own results, indices are int64.
+            Distances have the dtype that the distance returns, indices are int64.
 
         Raises:
-            TypeError: not tensors, or ``k`` not an integer.
-            ValueError: wrong shape, dimension, device or ``k``, or a NaN or infinity, by argument and row.
+            TypeError: an embedding is not a tensor, or ``k`` is not an integer.
+            ValueError: a shape, dimension, device or ``k`` is invalid, or a row holds a NaN or infinity (the message
+                names argument and row).
         """
         k = _checked(self.distance, query, k, reference, ref_includes_query)
         _log_search(query, k, len(reference))
@@ -111,15 +113,15 @@ class CustomKNN:
         return distances.to(_values_dtype(support, query, reference)), indices
 
     def native_support(self, query: Tensor, reference: Tensor) -> NativeSupport:
-        """Whether the core searches these embeddings, or why not.
+        """Return whether the core searches these embeddings, or why not.
 
         Args:
             query: ``(n, d)``.
             reference: ``(m, d)``.
 
         Raises:
-            ValueError: it does not, with ``backend="rust"``; or what it would search has a type that distances do not
-                take, or no columns.
+            ValueError: the core cannot, although ``backend="rust"``; or it would, but the embeddings have a type that
+                distances do not accept, or no columns.
         """
         if self.backend == "torch":
             return unsupported("backend is 'torch'")
@@ -133,30 +135,30 @@ class CustomKNN:
 
 
 class RustKNN:
-    """Exact search in the Rust core, made to be given as ``knn_func``.
+    """Exact search in the Rust core, for use as ``knn_func``.
 
-    A distance or device that the core does not know is searched with torch, as ``CustomKNN`` would: with the core's
-    answers for the distances that it does know (see there). That is logged once at INFO.
+    Unsupported distances and devices are searched with torch, as in ``CustomKNN``, with the core's results for the
+    distances that it supports. This is logged once at INFO.
 
-    By default each call searches its own reference and nothing is kept. With another setting of the two switches the
-    references lie in an `exactknn.Index`, which is prepared once and may be saved: `train` makes it, `add` and the
-    reference of each call append to it, and rows are numbered in the order in which they came. An index lies in CPU
-    memory and has the metric of a distance that the core knows. Answers are the same as without.
+    By default each call searches its own reference and stores nothing. With any other setting of ``reset_before`` and
+    ``reset_after`` the references are stored in an `exactknn.Index`, which is prepared once and can be saved: `train`
+    creates it, `add` and the reference of each call append to it, and rows are numbered in insertion order. An index is
+    in CPU memory and needs a distance that the core supports. Results are the same as without an index.
 
     Args:
         distance: as for ``CustomKNN``. ``None``: squared Euclidean, unnormalised.
-        batch_size: query rows of a block on the torch path; it changes no native answer.
+        batch_size: query rows per block on the torch path; no effect in the core.
         num_threads: threads for each search, at least 1. ``None``: see ``exactknn.set_num_threads``.
-        reset_before: search the reference of each call alone, instead of the index at hand.
-        reset_after: drop the index after each call, also after one that failed.
+        reset_before: search only the reference of each call, instead of the stored index.
+        reset_after: drop the index after each call, even a failed one.
 
     Attributes:
-        index: the `exactknn.Index` that is kept, or ``None``.
+        index: the stored `exactknn.Index`, or ``None``.
 
     Raises:
-        TypeError: as ``CustomKNN``, ``num_threads`` is not an integer, or a switch neither True nor False.
-        ValueError: ``batch_size`` or ``num_threads`` below 1, or a switch off with a distance that the core does not
-            know.
+        TypeError: as ``CustomKNN``, ``num_threads`` is not an integer, or ``reset_before`` or ``reset_after`` is not a
+            bool.
+        ValueError: ``batch_size`` or ``num_threads`` is below 1, or an index is needed for an unsupported distance.
     """
 
     def __init__(
@@ -180,24 +182,24 @@ class RustKNN:
         self.index: Index | None = None
         self._fallback_logged = False
         if self.keeps_index:
-            self._new_index()  # refuses a distance that no index has
+            self._new_index()  # raises for an unsupported distance
 
     @property
     def keeps_index(self) -> bool:
-        """Whether calls use an index that is kept, instead of their own reference alone."""
+        """Whether calls use a stored index, instead of only their own reference."""
         return not (self.reset_before and self.reset_after)
 
     def __call__(self, query: Tensor, k: int, reference: Any = None, ref_includes_query: bool = False) -> Neighbours:
-        """Find the ``k`` nearest reference rows of each query row.
+        """Return the ``k`` nearest reference rows of each query row.
 
         Arguments and errors are those of ``CustomKNN.__call__``, and a missing ``reference`` is a ``ValueError``.
-        Where an index is kept:
+        With a stored index:
 
         Args:
             query: ``(n, d)``, finite, in CPU memory. float64 rows need an index of float64 rows.
             k: number of neighbours, from 0 to the rows of the index (one less with ``ref_includes_query``).
             reference: ``(m, d)``, tensor or array: the rows of the new index; with ``reset_before=False`` appended to
-                the index before the search, or ``None``. After an error of the arguments none has been appended.
+                the index before the search, or ``None``. If an argument is invalid, no rows are appended.
             ref_includes_query: the first ``n`` rows of the index are the queries; query ``i`` never gets row ``i``.
 
         Returns:
@@ -205,9 +207,10 @@ class RustKNN:
             Distances are float32 for float16 and bfloat16 embeddings, indices are int64.
 
         Raises:
-            TypeError: ``query`` no tensor, ``k`` no integer, a float64 query or reference for narrower rows.
-            ValueError: wrong shape, dimension, device or ``k``, a NaN or infinity; or nothing to search: no reference
-                with ``reset_before=True``, no index with ``reset_before=False``.
+            TypeError: ``query`` is not a tensor, ``k`` is not an integer, or a query or reference is float64 although
+                the stored rows are not.
+            ValueError: a shape, dimension, device or ``k`` is invalid, a row holds a NaN or infinity, or there is
+                nothing to search: no reference with ``reset_before=True``, no index with ``reset_before=False``.
         """
         if self.keeps_index:
             try:
@@ -216,7 +219,7 @@ class RustKNN:
                 if self.reset_after:
                     self.reset()
         if reference is None:
-            raise ValueError("reference must be given with reset_before=True: each call searches it alone")
+            raise ValueError("reference must be given with reset_before=True: each call searches only its reference")
         k = _checked(self.distance, query, k, reference, ref_includes_query)
         _log_search(query, k, len(reference))
         support = self.native_support(query, reference)
@@ -226,20 +229,20 @@ class RustKNN:
         return distances.float() if distances.dtype in HALF_DTYPES else distances, indices
 
     def train(self, reference: Any) -> None:
-        """Replace the index by a new one that holds these rows.
+        """Replace the index by a new one with these rows.
 
         Args:
-            reference: ``(m, d)``, finite: a tensor in CPU memory or an array. Its type is that of the index.
+            reference: ``(m, d)``, finite: a tensor in CPU memory or an array. Its type becomes that of the index.
 
         Raises:
-            TypeError, ValueError: as `exactknn.Index.add`; or the core does not know the distance.
+            TypeError, ValueError: as `exactknn.Index.add`; or the core does not support the distance.
         """
         index = self._new_index()
         index.add(reference)
         self.index = index
 
     def add(self, reference: Any) -> None:
-        """Append rows to the index; they are numbered on from those that are there.
+        """Append rows to the index; their numbers continue after the last row.
 
         Args:
             reference: ``(m, d)``, finite: a tensor in CPU memory or an array.
@@ -254,7 +257,7 @@ class RustKNN:
 
         Raises:
             ValueError: there is no index.
-            OSError: what the system refuses.
+            OSError: the file cannot be written.
         """
         self._kept("save").save(filename)
 
@@ -262,8 +265,8 @@ class RustKNN:
         """Replace the index by the one in a file, as `exactknn.Index.load` does.
 
         Raises:
-            ValueError: not an index, a damaged one, or one of another metric than the distance's.
-            OSError: what the system refuses.
+            ValueError: the file is not an index, is damaged, or has another metric than the distance.
+            OSError: the file cannot be read.
         """
         index = Index.load(filename, num_threads=self.num_threads)
         self._check_metric(index)
@@ -274,14 +277,14 @@ class RustKNN:
         self.index = None
 
     def native_support(self, query: Tensor, reference: Tensor) -> NativeSupport:
-        """Whether the core searches these embeddings, or why not; that is logged once.
+        """Return whether the core searches these embeddings, or why not, which is logged once.
 
         Args:
             query: ``(n, d)``.
             reference: ``(m, d)``.
 
         Raises:
-            ValueError: what it would search has a type that distances do not take, or no columns.
+            ValueError: the core would, but the embeddings have a type that distances do not accept, or no columns.
         """
         support = native_support(self.distance, query, reference, _NAMES)
         if support.metric is None and not self._fallback_logged:
@@ -296,9 +299,9 @@ class RustKNN:
         queries = len(as_matrix(query, "query").array)
         if not self.reset_before:
             index = self._kept("search")
-            index.search(query, 0)  # refuses a query before a row is added
+            index.search(query, 0)  # validates the query before rows are added
         elif reference is None:
-            raise ValueError("reference must be given with reset_before=True: each call makes its index of it")
+            raise ValueError("reference must be given with reset_before=True: each call builds its index from it")
         else:
             index = self._new_index()
         added = 0 if reference is None else len(as_matrix(reference, "reference").array)
@@ -307,13 +310,13 @@ class RustKNN:
             index.add(reference)
         _log_search(query, count, len(index))
         distances, indices = index.search(query, count, exclude_self=own_included)
-        self.index = index  # only now: the search may have refused the query, and then the one before is there
+        self.index = index  # last, so that an error in the search leaves the previous index
         return torch.from_numpy(distances), torch.from_numpy(indices)
 
     def _new_index(self) -> Index:
         support = native_metric(self.distance)
         if support.metric is None:
-            raise ValueError(f"distance must be one that the Rust core knows, to be kept in an index: {support.reason}")
+            raise ValueError(f"distance must be supported by the Rust core to be used with an index: {support.reason}")
         return Index(support.metric, p=support.p, num_threads=self.num_threads)
 
     def _kept(self, purpose: str) -> Index:
@@ -336,7 +339,7 @@ class RustKNN:
 def _native_search(
     support: NativeSupport, query: Tensor, k: int, reference: Tensor, exclude_self: bool, num_threads: int | None
 ) -> Neighbours:
-    assert support.metric is not None, "the callers search with torch otherwise"
+    assert support.metric is not None, "otherwise the callers search with torch"
     references = References(
         native_pair(query, reference),
         support.metric,
@@ -351,23 +354,23 @@ def _native_search(
 def native_references(
     knn_func: CustomKNN | RustKNN, query: Tensor, reference: Tensor, exclude_self: bool
 ) -> References | None:
-    """Return the references as the core searches them for ``knn_func``; ``None`` where it does not know the distance.
+    """Return the core's references for the distance of ``knn_func``; ``None`` if the core does not support it.
 
     Args:
-        knn_func: whose distance to use.
+        knn_func: provides the distance.
         query: ``(n, d)``.
         reference: ``(m, d)``.
-        exclude_self: query ``i`` is reference row ``i``, and left out.
+        exclude_self: query ``i`` is reference row ``i``, and excluded.
     """
     support = knn_func.native_support(query, reference)
     if support.metric is None:
         known = _device_support(knn_func, query, reference)
         if known is None:
             return None
-        # The core counts on copies in its own memory: a device would have to sort all references.
+        # Count ranks in the core, on copies in CPU memory: on the device this would need a sort of all references.
         copy = query.cpu()
         support, query, reference = known, copy, copy if same_memory(query, reference) else reference.cpu()
-    assert support.metric is not None, "a distance that the core does not know has been left above"
+    assert support.metric is not None, "unsupported distances have returned above"
     return References(
         native_pair(query, reference),
         support.metric,
@@ -380,7 +383,7 @@ def native_references(
 def torch_blocks(
     knn_func: CustomKNN | RustKNN, query: Tensor, k: int, reference: Tensor, exclude_self: bool
 ) -> Iterator[tuple[int, int, Tensor]]:
-    """``(start, stop, indices)`` of consecutive queries, as a call of ``knn_func`` would return them all."""
+    """Yield ``(start, stop, indices)`` of consecutive blocks of queries, equal to the result of ``knn_func``."""
     k = _checked(knn_func.distance, query, k, reference, exclude_self)
     for start, stop in blocks(len(query), knn_func.batch_size or rows_in(BLOCK_ELEMENTS, len(reference))):
         block = query[start:stop]
@@ -391,7 +394,7 @@ def torch_blocks(
 def _search_with_torch(
     knn_func: CustomKNN | RustKNN, query: Tensor, k: int, reference: Tensor, exclude_self: bool
 ) -> Neighbours:
-    """What the core does not search, on the tensors' device."""
+    """Return the neighbours found with torch, on the tensors' device."""
     support = _device_support(knn_func, query, reference)
     if support is None:
         return torch_search(knn_func.distance, query, k, reference, exclude_self, knn_func.batch_size)
@@ -405,7 +408,7 @@ def _search_with_torch(
 
 
 def _device_support(knn_func: CustomKNN | RustKNN, query: Tensor, reference: Tensor) -> NativeSupport | None:
-    """How `_device` searches with this distance and here; ``None``: the distance is called."""
+    """Return how `_device` searches with this distance on this device; ``None``: call the distance."""
     if query.device.type == "cpu" or (isinstance(knn_func, CustomKNN) and knn_func.backend == "torch"):
         return None
     support = native_metric(knn_func.distance)
@@ -420,7 +423,7 @@ def _values_dtype(support: NativeSupport, query: Tensor, reference: Tensor) -> t
 
 
 def _checked(distance: Any, query: Any, k: Any, reference: Any, ref_includes_query: bool) -> int:
-    """Check all that does not depend on the backend; return ``k`` as an ``int``."""
+    """Return ``k`` as an ``int``, after the checks that do not depend on the backend."""
     check_embeddings(distance, query, reference, _NAMES, arrays_go_to="exactknn.knn")
     count = as_count(k, "k", minimum=0)
     check_sizes(len(query), len(reference), count, bool(ref_includes_query), when=OWN_INCLUDED)

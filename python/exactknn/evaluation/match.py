@@ -1,16 +1,16 @@
-"""Which pairs of embeddings match: those whose distance keeps to a threshold.
+"""Matching pairs of embeddings: those whose distance is within a threshold.
 
     MatchFinder.get_match_matrix, get_match_indices (query_emb, ref_emb, threshold)
         -> native_support: does the Rust core compute this distance?
-             yes, CPU   -> _core_bound: the threshold as the core has to compare it -> _core.radius
+             yes, CPU   -> _core_bound: the equivalent bound for the core -> _core.radius
              otherwise  -> each_block:  distance(block, ref_emb) compared with the threshold, on the tensors' device
 
     MatchFinder.is_match (x, y, threshold)
         -> pairwise: _core.pairwise, or distance.pairwise -> compared with the threshold
 
 A pair is decided by the value that ``CustomKNN`` returns for it on the CPU, compared as torch compares a tensor with a
-number: the threshold is rounded to the type of the values first. The core compares float64 numbers, so it is handed the
-number that makes its decision the same.
+number: the threshold is first rounded to the type of the values. The core compares float64 numbers, so it gets a bound
+that gives the same decisions.
 """
 
 from __future__ import annotations
@@ -40,34 +40,33 @@ _NAMES = ("query_emb", "ref_emb")
 _PAIRED_NAMES = ("x", "y")
 _ELSEWHERE = "exactknn.radius"
 
-# Values of a block of the distance matrix on the torch path (32 MiB in float32).
+# Elements of a block of the distance matrix on the torch path (32 MiB in float32).
 _BLOCK_ELEMENTS = 1 << 23
 
-# Rows of the small matrices whose diagonals stand in for a ``pairwise`` that a distance lacks.
+# Rows of the small matrices whose diagonals replace a missing ``pairwise`` of a distance.
 _DIAGONAL_ROWS = 16
 
-# Cells of a block of the match matrix at least, and blocks at most: for each the core packs the references once more. A
-# block whose pairs all match takes 16 bytes a cell, and about 21 in the core, so never more than the matrix itself, or
-# 64 MiB.
+# Minimum cells of a block of the match matrix, and maximum number of blocks. A block whose pairs all match takes 16
+# bytes per cell, and about 21 in the core, so never more than the matrix itself, or 64 MiB.
 _BLOCK_CELLS = 3 << 20
 _MOST_BLOCKS = 24
 
 
 class MatchFinder:
-    """Finds the pairs of embeddings whose distance is at most a threshold, or whose similarity is at least that.
+    """Finds the pairs of embeddings whose distance is at most a threshold, or whose similarity is at least a threshold.
 
-    Both comparisons are inclusive, and a NaN distance matches nothing. Values are the distance's own, with its
+    Both comparisons are inclusive, and a NaN distance never matches. Values are those of the distance, with its
     normalisation and power: a squared distance for ``power=2``. A pair is decided by the value that ``CustomKNN``
-    returns for it, as ``value <= threshold`` (or ``>=``) decides on that tensor.
+    returns for it, as ``value <= threshold`` (or ``>=``) on that tensor.
 
-    On the CPU, the distances that ``CustomKNN`` searches in the Rust core are measured there, by the same float64
-    values: the methods agree on every pair. Other distances and devices are measured by torch, in blocks; on a device
-    the values of ``CustomKNN`` may differ from these in the last digits.
+    On the CPU, distances that ``CustomKNN`` searches in the Rust core are measured there, with the same float64 values:
+    all methods agree on every pair. Other distances and devices are measured by torch, in blocks; on a device, the
+    values of ``CustomKNN`` may differ from these in the last digits.
 
     Args:
         distance: called as ``distance(query_block, ref_emb)`` for a matrix; ``is_inverted`` says whether larger is
-            nearer. ``distance.pairwise(x, y)``, where there is one, gives the values of pairs.
-        threshold: a number, infinities included; ``None``: each call brings its own.
+            nearer. ``distance.pairwise(x, y)``, if it exists, gives the values of pairs.
+        threshold: a number, possibly infinite; ``None``: each call passes one.
 
     Raises:
         TypeError: ``distance`` is not callable or has no ``is_inverted``, or ``threshold`` is not a number.
@@ -93,20 +92,21 @@ class MatchFinder:
     def get_match_matrix(
         self, query_emb: Tensor, ref_emb: Tensor | None = None, threshold: float | None = None
     ) -> Tensor:
-        """Decide all pairs.
+        """Return which pairs match, as a matrix.
 
         Args:
             query_emb: ``(n, d)``, finite.
-            ref_emb: ``(m, d)``, finite, on the same device; ``None``: the queries, each paired with itself too.
+            ref_emb: ``(m, d)``, finite, on the same device; ``None``: the queries, each also paired with itself.
             threshold: for this call; ``None``: the finder's.
 
         Returns:
-            ``(n, m)`` bool, on the embeddings' device: one byte a pair, and at most as much again for a moment (or
-            64 MiB, if that is more).
+            ``(n, m)`` bool, on the embeddings' device: one byte per pair. Temporaries take at most as much again, or
+            64 MiB if that is more.
 
         Raises:
-            TypeError: not tensors, or ``threshold`` is not a number.
-            ValueError: no threshold, wrong shape, type, dimension or device, or a NaN or infinity, by argument and row.
+            TypeError: an embedding is not a tensor, or ``threshold`` is not a number.
+            ValueError: there is no threshold, a shape, type, dimension or device is invalid, or a row holds a NaN or
+                infinity (the message names argument and row).
         """
         query, reference, number = self._checked(query_emb, ref_emb, threshold)
         n, m = len(query), len(reference)
@@ -119,7 +119,7 @@ class MatchFinder:
                 places *= m
                 places += columns
                 cells[places] = True
-                del places, columns  # or they are held while the next block is found
+                del places, columns  # free them before the next block is searched
             return torch.from_numpy(cells.reshape(n, m))
         matrix = torch.zeros((n, m), dtype=torch.bool, device=query.device)
 
@@ -132,7 +132,7 @@ class MatchFinder:
     def get_match_indices(
         self, query_emb: Tensor, ref_emb: Tensor | None = None, threshold: float | None = None
     ) -> Tensor:
-        """Find all matching pairs, in memory for these pairs only.
+        """Return all matching pairs, with memory for these pairs only.
 
         Args:
             query_emb: as for ``get_match_matrix``.
@@ -146,7 +146,7 @@ class MatchFinder:
         Raises:
             TypeError: as ``get_match_matrix``.
             ValueError: as ``get_match_matrix``.
-            MemoryError: more pairs match than fit into memory.
+            MemoryError: the matching pairs do not fit in memory.
         """
         query, reference, number = self._checked(query_emb, ref_emb, threshold)
         support = native_support(self.distance, query, reference, _NAMES)
@@ -168,7 +168,7 @@ class MatchFinder:
         return torch.cat(found)
 
     def is_match(self, x: Tensor, y: Tensor, threshold: float | None = None) -> Tensor:
-        """Decide pairs named by position, without the matrix.
+        """Return which pairs of rows at equal positions match, without the matrix.
 
         Args:
             x: ``(n, d)``, finite.
@@ -176,20 +176,20 @@ class MatchFinder:
             threshold: for this call; ``None``: the finder's.
 
         Returns:
-            ``(n,)`` bool, on the embeddings' device, also for one row: whether row ``i`` of ``x`` matches row ``i`` of
+            ``(n,)`` bool, on the embeddings' device, even for one row: whether row ``i`` of ``x`` matches row ``i`` of
             ``y``.
 
         Raises:
             TypeError: as ``get_match_matrix``.
-            ValueError: as ``get_match_matrix``, or different numbers of rows.
+            ValueError: as ``get_match_matrix``, or the numbers of rows differ.
         """
         number = self._threshold(threshold)
         return _keeps_to(self.pairwise(x, y), number, bool(self.distance.is_inverted))
 
     def pairwise(self, x: Tensor, y: Tensor) -> Tensor:
-        """The values of pairs named by position: those that all methods decide by.
+        """Return the values of pairs of rows at equal positions, which all methods compare with the threshold.
 
-        A threshold selected on these scores decides in ``is_match`` as it did in the selection.
+        A threshold selected on these scores gives the same decisions in ``is_match``.
 
         Args:
             x: ``(n, d)``, finite.
@@ -200,8 +200,9 @@ class MatchFinder:
             without a graph.
 
         Raises:
-            TypeError: not tensors.
-            ValueError: wrong shape, type, dimension or device, different numbers of rows, or a NaN or infinity.
+            TypeError: an embedding is not a tensor.
+            ValueError: a shape, type, dimension or device is invalid, the numbers of rows differ, or a row holds a NaN
+                or infinity.
         """
         check_embeddings(self.distance, x, y, _PAIRED_NAMES, arrays_go_to=_ELSEWHERE)
         if len(x) != len(y):
@@ -227,13 +228,13 @@ class MatchFinder:
         threshold: float | None = None,
         return_tuples: bool = False,
     ) -> npt.NDArray[np.bool_] | list[tuple[int, int]]:
-        """The matches in the form that pytorch-metric-learning 2.9 returns.
+        """Return the matches in the form of pytorch-metric-learning 2.9.
 
         Args:
             query_emb: as for ``get_match_matrix``.
             ref_emb: as for ``get_match_matrix``.
             threshold: as for ``get_match_matrix``.
-            return_tuples: whether to list the pairs.
+            return_tuples: whether to return a list of pairs.
 
         Returns:
             The match matrix as a NumPy array, ``(n, m)`` bool; with ``return_tuples`` a list of the matching pairs
@@ -284,17 +285,17 @@ class _NativeSearch:
     def __init__(
         self, support: NativeSupport, query: Tensor, reference: Tensor, threshold: float, inverted: bool
     ) -> None:
-        # By the names and row numbers of the whole, which the core does not know.
+        # Checked here, so that errors have the argument names, and row numbers over all blocks.
         check_finite(query, _NAMES[0])
         if reference is not query:
             check_finite(reference, _NAMES[1])
-        assert support.metric is not None, "the callers measure with torch otherwise"
+        assert support.metric is not None, "otherwise the callers measure with torch"
         self.m = len(reference)
         self.references = References(native_pair(query, reference), support.metric, p=support.p)
         self.bound = _core_bound(threshold, _dtype_of_values(support, query, reference), inverted)
 
     def matches(self, start: int, stop: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Query and reference rows of the matches of the queries from ``start`` to ``stop``, row by row."""
+        """Return query and reference rows of the matches of the queries ``start`` to ``stop``, row by row."""
         if self.bound is None:
             return np.repeat(np.arange(start, stop), self.m), np.tile(np.arange(self.m), stop - start)
         query, columns, _ = self.references.pairs(start, stop, self.bound, return_distances=False)
@@ -302,7 +303,7 @@ class _NativeSearch:
 
 
 def _as_threshold(value: Any) -> float:
-    """``value`` as a ``float``; a tensor of no dimension counts as the number it holds."""
+    """Return ``value`` as a ``float``; a 0-D tensor is accepted."""
     if isinstance(value, Tensor) and value.ndim == 0:
         value = value.item()
     return as_real(value, "threshold", finite=False)
@@ -313,43 +314,43 @@ def _keeps_to(values: Tensor, threshold: float, inverted: bool) -> Tensor:
 
 
 def _dtype_of_values(support: NativeSupport, query: Tensor, reference: Tensor) -> torch.dtype:
-    """The type of the values that ``CustomKNN`` returns for a distance that the core computes."""
+    """Return the type of the values that ``CustomKNN`` returns for a distance that the core computes."""
     return result_dtype(torch.promote_types(query.dtype, reference.dtype), support.normalized)
 
 
 def _core_bound(threshold: float, dtype: torch.dtype, inverted: bool) -> float | None:
-    """The bound that decides in the core as ``threshold`` decides on a tensor of ``dtype``.
+    """Return the core's bound that gives the same decisions as ``threshold`` on a tensor of ``dtype``.
 
     The core compares values rounded to float32, or float64 for float64 rows, with a finite float64 number. The largest
-    of these stands for an infinity: only an inner product of exactly that value, of float64 rows, is taken for one.
+    finite number stands for infinity: it differs only for an inner product of float64 rows with exactly that value.
 
     Returns:
-        The bound; ``None`` if every pair keeps to the threshold.
+        The bound; ``None`` if every pair is within the threshold.
     """
-    # Rounding is symmetric about zero, so a least similarity is a largest negated one.
+    # Rounding is symmetric about zero, so a minimum similarity is a maximum of the negated values.
     sign = -1.0 if inverted else 1.0
     largest = _largest_within(sign * threshold, dtype)
     return None if largest == math.inf else sign * max(largest, -sys.float_info.max)
 
 
 def _largest_within(threshold: float, dtype: torch.dtype) -> float:
-    """The largest number that, rounded to ``dtype``, is at most ``threshold`` rounded to ``dtype``."""
+    """Return the largest number that, rounded to ``dtype``, is at most ``threshold`` rounded to ``dtype``."""
     rounded = torch.tensor(threshold, dtype=dtype, device="cpu")
     if dtype not in HALF_DTYPES or rounded.isinf():
         return float(rounded)
-    # Half types are what values of normalised rows, all within 4 of zero, are rounded to last. Their bits count up with
-    # the magnitude.
+    # Only values of normalised rows, at most 4 in magnitude, are rounded to half types. Their bits increase with the
+    # magnitude.
     bits = int(rounded.view(torch.int16))
     bits = 1 if rounded == 0 else bits + 1 if rounded > 0 else bits - 1
     above = torch.tensor(bits, dtype=torch.int16, device="cpu").view(dtype)
-    # Exact in float32, where the values come from; a middle itself goes to the even neighbour.
+    # The midpoint is exact in float32, the type of the values before rounding; the midpoint itself rounds to even.
     middle = (float(rounded) + float(above)) / 2
     of_middle = torch.tensor(middle, dtype=torch.float32, device="cpu").to(dtype)
     return middle if of_middle <= rounded else math.nextafter(middle, -math.inf)
 
 
 def _measured_by_torch(distance: Any, x: Tensor, y: Tensor) -> Any:
-    """``distance.pairwise``, or where there is none the diagonals of small matrices, which any distance has."""
+    """Return ``distance.pairwise(x, y)`` or, if the distance lacks it, the diagonals of small matrices."""
     if hasattr(distance, "pairwise"):
         return distance.pairwise(x, y)
     matrix = distance.distance if is_batched(distance) else distance

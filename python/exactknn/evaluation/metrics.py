@@ -1,9 +1,9 @@
-"""Metrics of a ranked list that a user adds to the calculator.
+"""Custom metrics for the calculator, and metrics that need more than ranks.
 
-    AccuracyCalculator ──RetrievalInputs──> RetrievalMetric.function ──one value per query──> its averages
+    AccuracyCalculator ──RetrievalInputs──> RetrievalMetric.function ──one value per query──> averages
 
-The metrics that the calculator knows by name are functions of ranks alone (`exactknn._retrieval`); what is here also
-needs the labels of the neighbours, their distances, or grades of relevance.
+The built-in metrics are functions of ranks (`exactknn._retrieval`); those here also need the labels or distances of the
+neighbours, or graded relevance.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from exactknn.evaluation._relevance import Classes
 WEIGHTS = ("uniform", "softmax")
 
 NO_COMPARISON = (
-    "labels with several columns have no default meaning of relevant: "
-    "give the calculator a label_comparison_fn, or use metrics with grades of relevance (ndcg_metric)"
+    "labels with several columns have no default relevance: "
+    "give the calculator a label_comparison_fn, or use metrics of graded relevance (ndcg_metric)"
 )
 
 
 class _Undefined:
-    """Stands for what cannot be said of the labels at hand."""
+    """Sentinel for a value that the labels do not define."""
 
     def __reduce__(self) -> str:
         return "UNDEFINED"
@@ -42,12 +42,12 @@ UNDEFINED: Any = _Undefined()
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class RetrievalInputs:
-    """What a metric is given: ``n`` queries, the first ``k`` neighbours of each, nearest first.
+    """Inputs of a metric: ``n`` queries and the first ``k`` neighbours of each, nearest first.
 
-    A query that is its own reference row is left out of its neighbours and counts.
+    Neighbours and counts exclude the query's own reference row.
 
     Raises:
-        ValueError: ``relevance`` or ``relevant_counts`` is read although labels of several columns have no comparison.
+        ValueError: ``relevance`` or ``relevant_counts`` is read, but the labels have several columns and no comparison.
     """
 
     relevant_counts: Tensor
@@ -80,13 +80,12 @@ class RetrievalMetric:
 
     Args:
         function: called once with the `RetrievalInputs` of all queries; returns one real value per query, ``(n,)``, NaN
-            where it is undefined. The calculator forms the averages, without NaN.
-        neighbors: neighbours that the function is given, at most those that there are. ``None``: as the
-            calculator's ``k`` says.
-        exclude_lone_queries: whether queries without a relevant reference are left out of the average.
+            if undefined. The calculator averages the values that are not NaN.
+        neighbors: neighbours passed to the function, capped at those available. ``None``: the calculator's ``k``.
+        exclude_lone_queries: whether the average excludes queries without a relevant reference.
 
     Raises:
-        TypeError: ``function`` cannot be called.
+        TypeError: ``function`` is not callable.
         ValueError: ``neighbors`` is neither an integer of at least 1 nor ``None``.
     """
 
@@ -110,18 +109,18 @@ def _checked_neighbors(neighbors: Any) -> int | None:
 
 
 def precision_at_k(inputs: RetrievalInputs, k: int) -> Tensor:
-    """Share of relevant references among the first ``k`` neighbours of each query.
+    """Return the share of relevant references among the first ``k`` neighbours of each query.
 
     Args:
         inputs: of ``n`` queries, with ``relevance``.
-        k: neighbours to look at, at least 1. It is the divisor even where there are fewer neighbours.
+        k: number of neighbours, at least 1. It is the divisor even if there are fewer neighbours.
 
     Returns:
         float64 ``(n,)``, from 0 to 1.
 
     Raises:
         TypeError: ``k`` is not an integer.
-        ValueError: ``k`` below 1, or ``inputs`` without ``relevance``.
+        ValueError: ``k`` is below 1, or ``inputs`` has no ``relevance``.
     """
     k = as_count(k, "k", minimum=1)
     relevance = _given(inputs, "relevance")
@@ -129,24 +128,23 @@ def precision_at_k(inputs: RetrievalInputs, k: int) -> Tensor:
 
 
 def ndcg_metric(relevance_fn: Callable[[Tensor, Tensor], Tensor], k: int | None = None) -> RetrievalMetric:
-    """Normalised discounted cumulative gain for grades of relevance.
+    """Return the metric normalised discounted cumulative gain (nDCG) for graded relevance.
 
-    ``sum(gain(j) / log2(j + 1))`` over the first ``k`` neighbours, ``j`` from 1, divided by the same sum of the best
-    possible order of all references (Järvelin and Kekäläinen, 2002, with the gains themselves and not ``2**gain - 1``).
-    It is NaN, and the query not counted, where no reference has a gain.
+    Its value is ``sum(gain(j) / log2(j + 1))`` over the first ``k`` neighbours, ``j`` from 1, divided by the same sum
+    for the ideal order of all references (Järvelin and Kekäläinen, 2002, with linear gains, not ``2**gain - 1``). If no
+    reference has a gain, the value is NaN and the query is not counted.
 
     Args:
-        relevance_fn: ``relevance_fn(query_labels, reference_labels)`` for label tensors that broadcast against each
-            other over the leading dimensions; returns finite gains of at least 0. A last axis of several label columns
-            is consumed.
-        k: neighbours to look at; ``None``: as the calculator's ``k`` says.
+        relevance_fn: ``relevance_fn(query_labels, reference_labels)`` for label tensors that broadcast over the leading
+            dimensions; returns finite gains of at least 0. It reduces a last axis of several label columns.
+        k: number of neighbours; ``None``: the calculator's ``k``.
 
     Returns:
-        A metric for ``custom_metrics``. Queries without an equal label are counted: the gains decide.
+        A metric for ``custom_metrics``. Queries without an equal label are counted: only the gains matter.
 
     Raises:
-        TypeError: ``relevance_fn`` cannot be called, or ``k`` is neither an integer nor ``None``.
-        ValueError: ``k`` below 1; when it is computed: a gain that is negative, NaN or infinite, or of the wrong shape.
+        TypeError: ``relevance_fn`` is not callable, or ``k`` is neither an integer nor ``None``.
+        ValueError: ``k`` is below 1; on evaluation: a gain is negative, NaN or infinite, or the shape is wrong.
     """
     if not callable(relevance_fn):
         raise TypeError(f"relevance_fn must be callable, got {type(relevance_fn).__name__}")
@@ -155,14 +153,14 @@ def ndcg_metric(relevance_fn: Callable[[Tensor, Tensor], Tensor], k: int | None 
 
 
 def knn_vote_metric(k: int, *, weights: str = "uniform", temperature: float = 0.07) -> RetrievalMetric:
-    """Accuracy of the class that wins the vote of the first ``k`` neighbours.
+    """Return the metric accuracy of the class that wins the vote of the first ``k`` neighbours.
 
-    With ``weights="softmax"`` a neighbour's vote is ``exp(s / temperature)`` for its similarity ``s`` (Wu et al., 2018,
-    "Unsupervised Feature Learning via Non-parametric Instance Discrimination", with cosine similarity): search with
-    ``CustomKNN(CosineSimilarity())`` for the published form. For a distance ``s`` is the negative distance; the squared
-    distance of normalised rows with twice the temperature weighs as cosine similarity does.
+    With ``weights="softmax"`` the vote of a neighbour with similarity ``s`` is ``exp(s / temperature)`` (Wu et al.,
+    2018, "Unsupervised Feature Learning via Non-parametric Instance Discrimination", with cosine similarity): search
+    with ``CustomKNN(CosineSimilarity())`` for the published form. For a distance, ``s`` is the negative distance; the
+    squared distance of normalised rows with twice the temperature gives the same weights as cosine similarity.
 
-    Among classes with equal votes the one whose nearest member comes first wins.
+    Ties go to the class whose nearest member comes first.
 
     Args:
         k: neighbours that vote, at least 1.
@@ -173,8 +171,8 @@ def knn_vote_metric(k: int, *, weights: str = "uniform", temperature: float = 0.
         A metric for ``custom_metrics``: 1 where the winning class is relevant to the query, else 0.
 
     Raises:
-        TypeError: ``k`` not an integer, or ``temperature`` no number.
-        ValueError: ``k`` below 1, an unknown ``weights``, or a ``temperature`` that is not finite and above 0.
+        TypeError: ``k`` is not an integer, or ``temperature`` is not a number.
+        ValueError: ``k`` is below 1, ``weights`` is unknown, or ``temperature`` is not finite and above 0.
     """
     k = as_count(k, "k", minimum=1)
     if weights not in WEIGHTS:
@@ -186,14 +184,14 @@ def knn_vote_metric(k: int, *, weights: str = "uniform", temperature: float = 0.
 
 
 def vote_metric(vote: Vote) -> RetrievalMetric:
-    """1 where the class that wins this vote is relevant to the query, else 0."""
+    """Return a metric: 1 where the class that wins this vote is relevant to the query, else 0."""
     return RetrievalMetric(_VoteIsRight(vote), neighbors=vote.k)
 
 
 def _given(inputs: RetrievalInputs, name: str) -> Tensor:
     value = getattr(inputs, name)
     if value is None:
-        raise ValueError(f"inputs must have {name}, which these were made without")
+        raise ValueError(f"inputs must have {name}, got None")
     tensor: Tensor = value
     return tensor
 
@@ -210,7 +208,7 @@ class _VoteIsRight:
         distances = None if self.vote.temperature is None else _given(inputs, "knn_distances")
         winners = np.empty(n, np.int64)
         for part in (slice(*block) for block in vote_blocks(n, k)):
-            # Numbered within a block: classes are compared within a row only.
+            # Codes are per block, since classes are compared only within a row.
             classes = Classes(labels[part].reshape(-1, *labels.shape[2:])).codes.reshape(-1, k)
             values = None if distances is None else distances[part].cpu().double().numpy()
             winners[part] = self.vote.winners(classes, values)
@@ -234,7 +232,7 @@ class _Ndcg:
             gains = self._gains(rows, reference.unsqueeze(0), (stop - start, m))
             if inputs.ref_includes_query:
                 own = torch.arange(start, stop, device="cpu").unsqueeze(1)
-                gains = gains.scatter(1, own, -1.0)  # behind every other
+                gains = gains.scatter(1, own, -1.0)  # sorts last
             best = torch.topk(gains, k, dim=1).values
             ideal = (best * discount).sum(dim=1)
             ndcg[start:stop] = torch.where(ideal > 0, (found * discount).sum(dim=1) / ideal, math.nan)
@@ -247,5 +245,5 @@ class _Ndcg:
             raise ValueError(f"relevance_fn must return a tensor of gains of shape {shape}, got {form}")
         gains = given.detach().cpu().double()
         if not bool((torch.isfinite(gains) & (gains >= 0)).all()):
-            raise ValueError("relevance_fn must return gains that are finite and at least 0, got another")
+            raise ValueError("relevance_fn must return gains that are finite and at least 0, got other values")
         return gains

@@ -1,15 +1,15 @@
-"""A threshold for matches, chosen from labelled pairs, that decides every pair as it was counted.
+"""Selection of a match threshold from labelled pairs; it decides every pair exactly as counted.
 
     scores (float16 to float64), labels (bool)
-        -> checked_pairs:   CPU copies; 1-D, finite, as long as each other, both kinds of pair present
-        -> _order_keys:     integers in the order of the scores, neighbours one apart; -0.0 is 0.0
+        -> checked_pairs:   CPU copies; 1-D, finite, of equal length, both kinds of pair present
+        -> _order_keys:     integers in the order of the scores, adjacent values differ by one; -0.0 is 0.0
         -> threshold_curve: sorted, strictest first; a candidate after each run of equal keys
              counts         pairs, and matches among them, up to each candidate
              thresholds     float64 midpoints; between adjacent values the one on the matching side
-        -> select_threshold: metric(counts), the largest value, the strictest among equals
+        -> select_threshold: metric(counts), the largest value, ties to the strictest candidate
 
-A comparison of torch or NumPy first rounds the threshold, a Python float, to the type of the scores. A midpoint of two
-values that have another one between them never rounds to either of the two. That of adjacent values always does, and
+torch and NumPy round the threshold, a Python float, to the type of the scores before they compare. The midpoint of two
+values with another value between them never rounds to either of the two. The midpoint of adjacent values always does,
 half of the time to the wrong one, hence the exception.
 """
 
@@ -36,9 +36,9 @@ _INFINITY_BITS = {
 
 
 class MatchCounts(NamedTuple):
-    """How the pairs fare at each candidate threshold, strictest candidate first.
+    """Decision counts at each candidate threshold, strictest candidate first.
 
-    From ``select_threshold`` and ``threshold_curve`` each field is a ``(candidates,)`` float64 tensor in CPU memory.
+    In ``select_threshold`` and ``threshold_curve`` each field is a ``(candidates,)`` float64 tensor in CPU memory.
     """
 
     true_positives: Tensor
@@ -52,7 +52,7 @@ class MatchCounts(NamedTuple):
 
 
 class ThresholdSelection(NamedTuple):
-    """The chosen threshold and the value of the metric there."""
+    """The selected threshold and the metric's value there."""
 
     threshold: float
     value: float
@@ -69,26 +69,26 @@ Metric: TypeAlias = Callable[[MatchCounts], Tensor]
 
 
 def select_threshold(scores: Any, labels: Any, metric: Metric, *, is_inverted: bool) -> ThresholdSelection:
-    """Choose the threshold with the largest value of a metric.
+    """Return the threshold that maximises a metric.
 
-    A pair matches when its distance is at most the threshold, or its similarity at least. Applied by torch or NumPy to
-    the scores in their own type, the threshold returned makes exactly the decisions that were counted.
+    A pair matches if its distance is at most the threshold, or its similarity at least the threshold. Compared by torch
+    or NumPy with the scores in their own type, the returned threshold makes exactly the counted decisions.
 
     Args:
         scores: ``(pairs,)``, one distance or similarity each, finite: a float16, bfloat16, float32 or float64 tensor
             on any device, an array, or a list of floats.
-        labels: ``(pairs,)`` bool, ``True`` where the two belong together: tensor, array or list; both kinds present.
+        labels: ``(pairs,)`` bool, ``True`` for a match: tensor, array or list; both kinds must occur.
         metric: called once, with the ``MatchCounts`` of all candidates; returns a real tensor with one value for each.
-            Larger is better; candidates whose value is a NaN are left out, among equal values the strictest wins.
-        is_inverted: ``True`` for similarities, as the attribute of the distance says.
+            Larger is better; NaN values are ignored, ties go to the strictest candidate.
+        is_inverted: ``True`` for similarities, like the attribute of the distance.
 
     Returns:
-        ``(threshold, value)``. The threshold is infinite, and no pair matches, where rejecting all is best.
+        ``(threshold, value)``. The threshold is infinite, and no pair matches, if rejecting all pairs is best.
 
     Raises:
-        TypeError: ``metric`` is not callable, or ``is_inverted`` not a bool.
-        ValueError: scores or labels of another shape, type or length, a score that is a NaN or an infinity, labels
-            all equal, or a result of ``metric`` that is no real tensor of one value a candidate, or NaN throughout.
+        TypeError: ``metric`` is not callable, or ``is_inverted`` is not a bool.
+        ValueError: scores or labels have a wrong shape, type or length, a score is NaN or infinite, all labels are
+            equal, or ``metric`` does not return a real tensor with one value per candidate, or returns only NaN.
 
     Examples:
         >>> select_threshold([0.9, 0.8, 0.8, 0.3], [True, True, False, False], match_accuracy, is_inverted=True)
@@ -102,12 +102,12 @@ def select_threshold(scores: Any, labels: Any, metric: Metric, *, is_inverted: b
 
 
 def threshold_curve(scores: Any, labels: Any, *, is_inverted: bool) -> ThresholdCurve:
-    """Count the decisions at every threshold that makes a difference.
+    """Return the decision counts at every distinct threshold.
 
     With ``u`` distinct scores there are ``u + 1`` candidates, strictest first: no pair matches (threshold infinity for
     similarities, minus infinity for distances), then one more distinct score each, until every pair matches (threshold
-    the weakest score). Between two distinct scores the threshold is their midpoint; where their type has no value
-    between them, it is the one of the two that still matches.
+    the weakest score). Between two distinct scores the threshold is their midpoint; if their type has no value between
+    them, it is the one of the two that still matches.
 
     Args:
         scores: as for ``select_threshold``.
@@ -152,11 +152,11 @@ def threshold_curve(scores: Any, labels: Any, *, is_inverted: bool) -> Threshold
 
 
 def equal_error_rate(scores: Any, labels: Any, *, is_inverted: bool) -> float:
-    """The rate at which false matches, ``fp / (fp + tn)``, and false non-matches, ``fn / (fn + tp)``, are equal.
+    """Return the rate where false matches, ``fp / (fp + tn)``, and false non-matches, ``fn / (fn + tp)``, are equal.
 
-    As a rule no threshold makes them equal: then the straight line between the two neighbouring candidates of
-    ``threshold_curve`` decides, which is where the ROC curve drawn with straight lines meets the falling diagonal.
-    The crossing is found in integers and rounded once.
+    Usually no threshold makes them equal; then the rate is interpolated linearly between the two adjacent candidates of
+    ``threshold_curve``, where the ROC curve drawn with straight lines meets the falling diagonal. The crossing is
+    computed in integers and rounded once.
 
     Args:
         scores: as for ``select_threshold``.
@@ -164,7 +164,7 @@ def equal_error_rate(scores: Any, labels: Any, *, is_inverted: bool) -> float:
         is_inverted: ``True`` for similarities.
 
     Returns:
-        The rate, from 0 (perfectly separated) to 1 (the wrong way round).
+        The rate, from 0 (perfectly separated) to 1 (perfectly inverted).
 
     Raises:
         TypeError: as ``threshold_curve``.
@@ -178,10 +178,10 @@ def equal_error_rate(scores: Any, labels: Any, *, is_inverted: bool) -> float:
 
 
 def rate_where_equal(counts: MatchCounts) -> float:
-    """The equal error rate of the counts of ``threshold_curve``."""
+    """Return the equal error rate of the counts of ``threshold_curve``."""
     false_matches, false_rejections = counts.false_positives.long(), counts.false_negatives.long()
     non_matches, matches = int(false_matches[-1]), int(false_rejections[0])
-    # The difference of the rates, times both numbers of pairs. It falls at each candidate, from above 0 to below.
+    # The difference of the rates, times both numbers of pairs: strictly decreasing, from above 0 to below 0.
     difference = false_rejections * non_matches - false_matches * matches
     after = int(torch.searchsorted(-difference, 0))
     above, below = int(difference[after - 1]), int(difference[after])
@@ -190,7 +190,7 @@ def rate_where_equal(counts: MatchCounts) -> float:
 
 
 def match_accuracy(counts: MatchCounts) -> Tensor:
-    """``(tp + tn) / (tp + fp + tn + fn)``, the part of all decisions that is right.
+    """Return ``(tp + tn) / (tp + fp + tn + fn)``, the share of correct decisions.
 
     Args:
         counts: fields of any one shape.
@@ -207,7 +207,7 @@ def match_accuracy(counts: MatchCounts) -> Tensor:
 
 
 def match_balanced_accuracy(counts: MatchCounts) -> Tensor:
-    """``(tp / (tp + fn) + tn / (tn + fp)) / 2``, the mean of the right parts of matches and of non-matches.
+    """Return ``(tp / (tp + fn) + tn / (tn + fp)) / 2``, the mean accuracy of matches and of non-matches.
 
     Args:
         counts: fields of any one shape.
@@ -233,16 +233,16 @@ def match_f1(counts: MatchCounts) -> Tensor:
 
 
 def match_recall_at_fmr(rate: float) -> Metric:
-    """Make the metric "recall, while at most this part of the non-matches is accepted".
+    """Return the metric recall at a maximum false-match rate.
 
-    Its value is ``tp / (tp + fn)`` where the false-match rate ``fp / (fp + tn)`` is at most ``rate``, and a NaN
-    elsewhere, so that ``select_threshold`` takes the largest recall among the thresholds that keep to the rate.
+    Its value is ``tp / (tp + fn)`` where the false-match rate ``fp / (fp + tn)`` is at most ``rate``, and NaN
+    elsewhere, so that ``select_threshold`` picks the largest recall among the thresholds within the rate.
 
     Args:
-        rate: the largest false-match rate, from 0 to 1, itself included.
+        rate: the largest accepted false-match rate, from 0 to 1, inclusive.
 
     Returns:
-        A metric for ``select_threshold``; it can be pickled.
+        A metric for ``select_threshold``, picklable.
 
     Raises:
         TypeError: ``rate`` is not a real number.
@@ -265,8 +265,8 @@ def _recall_at_fmr(counts: MatchCounts, *, rate: float) -> Tensor:
 
 
 def _float64_fields(counts: MatchCounts) -> list[Tensor]:
-    given: tuple[Any, ...] = counts  # numbers serve as well
-    # Tensors stay where they are, whatever the default device, which may have no float64.
+    given: tuple[Any, ...] = counts  # plain numbers are accepted too
+    # Tensors stay on their device: the default device may not support float64.
     return [
         count.to(torch.float64) if isinstance(count, Tensor) else torch.tensor(count, dtype=torch.float64)
         for count in given
@@ -274,7 +274,7 @@ def _float64_fields(counts: MatchCounts) -> list[Tensor]:
 
 
 def best_candidate(metric: Metric, counts: MatchCounts) -> tuple[npt.NDArray[np.float64], int]:
-    """The metric at each candidate, and the position of the strictest one among those where it is largest.
+    """Return the metric at each candidate, and the position of the strictest candidate that maximises it.
 
     Raises:
         ValueError: as ``select_threshold``, for the result of ``metric``.
@@ -297,11 +297,11 @@ def best_candidate(metric: Metric, counts: MatchCounts) -> tuple[npt.NDArray[np.
 
 
 def checked_pairs(scores: Any, labels: Any) -> tuple[npt.NDArray[Any], str, npt.NDArray[np.bool_]]:
-    """Check both arguments of ``select_threshold`` and bring them into CPU memory.
+    """Return the checked arguments of ``select_threshold`` in CPU memory.
 
     Returns:
-        Integers in the order of the scores, from which ``as_float64`` has the scores back; the name of the scores'
-        type; and whether each pair is a match.
+        Integer keys in the order of the scores, which ``as_float64`` converts back; the name of the scores' type; and
+        whether each pair is a match.
     """
     array, dtype = _as_vector(scores, "scores", tuple(_INFINITY_BITS))
     is_match, _ = _as_vector(labels, "labels", ("bool",))
@@ -323,7 +323,7 @@ def checked_pairs(scores: Any, labels: Any) -> tuple[npt.NDArray[Any], str, npt.
 
 
 def _as_vector(values: Any, name: str, dtypes: tuple[str, ...]) -> tuple[npt.NDArray[Any], str]:
-    """A 1-D array in CPU memory and the name of its type, one of ``dtypes``; bfloat16 as its bits."""
+    """Return a 1-D array in CPU memory and the name of its type, one of ``dtypes``; bfloat16 as its bits."""
     if isinstance(values, Tensor):
         dtype = str(values.dtype).removeprefix("torch.")
         if values.layout != torch.strided:
@@ -351,9 +351,9 @@ def _as_vector(values: Any, name: str, dtypes: tuple[str, ...]) -> tuple[npt.NDA
 
 
 def _order_keys(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Integers in the order of floating-point numbers, given as such or as ``int16`` bits: sign times magnitude.
+    """Return integers in the order of floating-point numbers, given as such or as ``int16`` bits: sign times magnitude.
 
-    Numbers that follow each other in their type have keys that do, and both zeros have key 0.
+    Adjacent numbers of their type have adjacent keys, and both zeros have key 0.
     """
     bits = array.astype(array.dtype.newbyteorder("="), copy=False).view(f"i{array.dtype.itemsize}")
     magnitudes = bits & np.iinfo(bits.dtype).max
@@ -362,7 +362,7 @@ def _order_keys(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def as_float64(keys: npt.NDArray[Any], dtype: str) -> npt.NDArray[np.float64]:
-    """The numbers that these keys stand for, among those of the type named ``dtype``."""
+    """Return the numbers of these keys, for scores of the type named ``dtype``."""
     magnitudes = np.abs(keys)
     # A bfloat16 is the upper half of a float32.
     numbers = (magnitudes.astype(np.int32) << 16).view(np.float32) if dtype == "bfloat16" else magnitudes.view(dtype)
@@ -371,8 +371,8 @@ def as_float64(keys: npt.NDArray[Any], dtype: str) -> npt.NDArray[np.float64]:
 
 
 def _midpoints(left: npt.NDArray[np.float64], right: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """``(left + right) / 2``, rounded once."""
-    # Halves are exact where the sum overflows, and the sum is exact where its half is subnormal.
+    """Return ``(left + right) / 2``, rounded once."""
+    # If the sum overflows, the halves are exact; if its half is denormal, the sum is exact.
     with np.errstate(over="ignore", under="ignore"):
         middle = left + right
         overflowed = np.isinf(middle)

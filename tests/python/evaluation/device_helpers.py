@@ -56,7 +56,7 @@ def check(metric, query, reference, k, exclude_self=False):
 
 
 class Products(TorchDispatchMode):
-    """Looks at each matrix product first."""
+    """Inspects each matrix product first."""
 
     def __init__(self, before):
         super().__init__()

@@ -10,7 +10,7 @@ def rows(n, d, seed=0, dtype=torch.float32):
 
 
 class Foreign:
-    """A distance that is no module; it remembers how it was called."""
+    """A distance that is not a module; it records its calls."""
 
     is_inverted = False
 

@@ -1,4 +1,4 @@
-"""AccuracyCalculator: worked values, how many neighbours it asks for, what it refuses."""
+"""AccuracyCalculator: worked values, the number of neighbours it requests, and its errors."""
 
 import logging
 import math
@@ -153,7 +153,7 @@ def test_a_reference_without_rows(make, caplog):
 
 
 def test_a_perfect_list_of_two_among_ten_relevant_references():
-    # Divided by all ten that are relevant, not by the two that were looked at; precision divides by its own two.
+    # Divided by all ten relevant references, not by the two neighbours; precision divides by its two.
     reference, labels = torch.arange(1.0, 11).unsqueeze(1), torch.ones(10, dtype=torch.long)
     calculator = AccuracyCalculator(include=("mean_average_precision", "precision_at_2", "found_fraction_at_2"), k=2)
     result = calculator.get_accuracy(column(0), tensor([1]), reference, labels)

@@ -247,7 +247,7 @@ def test_include_and_exclude_at_construction_and_in_a_call():
     assert calculator.get_curr_metrics() == ["ndcg_at_3", "precision_at_1"]
     assert list(calculator.get_accuracy(LINE, LINE_LABELS, exclude=("ndcg_at_3",))) == ["precision_at_1"]
     assert calculator.get_curr_metrics() == ["precision_at_1"]
-    # Known, but left out at construction.
+    # Known, but excluded at construction.
     assert calculator.get_accuracy(LINE, LINE_LABELS, include=("r_precision", "precision_at_10")) == {}
     assert list(calculator.get_accuracy(LINE, LINE_LABELS)) == ["ndcg_at_3", "precision_at_1"]
     assert list(AccuracyCalculator().get_accuracy(LINE, LINE_LABELS, include=("recall_at_2",))) == ["recall_at_2"]

@@ -83,7 +83,7 @@ def test_a_small_k_is_warned_of_only_where_it_cuts_a_metric_short(caplog):
 
 
 def test_the_neighbour_matrix_is_not_formed_for_all_neighbours(monkeypatch):
-    # Neither the core's nor torch's search is asked for more than a block of queries.
+    # Neither the core nor torch searches more than a block of queries at a time.
     n = 400
     generator = torch.manual_seed(1)
     embeddings, labels = torch.randn(n, 8, generator=generator), torch.arange(n) % 40
@@ -115,7 +115,7 @@ def test_metrics_of_clusters_do_not_ask_for_neighbours(monkeypatch, make):
     generator = torch.manual_seed(1)
     embeddings, labels = torch.randn(400, 8, generator=generator), torch.arange(400) % 40
     wanted = AccuracyCalculator().get_accuracy(embeddings, labels)
-    monkeypatch.setattr(CustomKNN, "__call__", lambda *_: pytest.fail("all neighbours were asked for"))
+    monkeypatch.setattr(CustomKNN, "__call__", lambda *_: pytest.fail("all neighbours were requested"))
     found = make(kmeans_func=lambda rows, number: labels).get_accuracy(embeddings, labels)
     extra = {"clusters": 400} if make is WithClusters else {}
     assert found == {**wanted, "AMI": pytest.approx(1.0), "NMI": pytest.approx(1.0), **extra}

@@ -1,4 +1,4 @@
-"""What `CustomKNN` refuses, and which backend it chooses."""
+"""Errors of `CustomKNN`, and its choice of backend."""
 
 import logging
 import math

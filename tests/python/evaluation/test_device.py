@@ -22,7 +22,7 @@ KINDS = ("plain", "offset", "far", "duplicates", "tiny", "huge", "zeros", "giant
 
 @pytest.fixture(params=[True, False], ids=["float64", "no float64"])
 def has_float64(request, monkeypatch):
-    """With and without a device that has float64; without, the finalists are measured on the CPU all the same."""
+    """With and without float64 on the device; without it, candidates are measured on the CPU."""
     if not request.param:
         monkeypatch.setattr("exactknn.evaluation._device.filter._FLOAT64_DEVICES", ())
     return request.param

@@ -330,4 +330,4 @@ def test_pickled_and_back(knn):
 def test_distances_beyond_float32_are_not_found(caplog):
     _, indices = FaissKNN()(torch.zeros(1, 2), 2, torch.tensor([[1e30, 0.0], [1.0, 0.0]]))
     assert indices.tolist() == [[1, -1]]
-    assert "beyond float32" in warnings_in(caplog)[0]
+    assert "overflow float32" in warnings_in(caplog)[0]

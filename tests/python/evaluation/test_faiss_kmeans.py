@@ -121,7 +121,7 @@ def test_two_values_give_two_clusters_or_a_warning(seed, caplog):
 
 
 class GpuIndex:
-    """An index in CPU memory that says it lies on a GPU, and tells what it was called with."""
+    """An index in CPU memory that claims to be on a GPU, and records its calls."""
 
     def __init__(self, index, gpu, calls):
         self.inner, self.gpu, self.calls = index, gpu, calls

@@ -119,7 +119,7 @@ class PairsOnly:
     is_inverted = False
 
     def __call__(self, query, reference):
-        raise AssertionError("the matrix was asked for")
+        raise AssertionError("the matrix was requested")
 
     def pairwise(self, x, y):
         return (x - y).abs().sum(1)

@@ -161,8 +161,12 @@ def test_references_that_are_refused():
     knn = kept()
     knn.train(rows(5))
     for reference, error, message in (
-        (rows(3, 4), ValueError, "reference must have 8 columns as the rows of the index, got 4"),
-        (rows(3).double(), TypeError, "reference must be of a type whose values float32 holds"),
+        (rows(3, 4), ValueError, "reference must have 8 columns like the rows of the index, got 4"),
+        (
+            rows(3).double(),
+            TypeError,
+            "reference must be of a type that float32, the type of the first rows, represents exactly",
+        ),
         (rows(3) * torch.inf, ValueError, "reference must be finite"),
         (rows(3)[0], ValueError, "reference must be 2-D"),
     ):
@@ -187,11 +191,11 @@ def test_no_index(tmp_path):
 
 @pytest.mark.parametrize("options", [{"reset_before": False}, {"reset_after": False}])
 def test_a_distance_that_no_index_has(options):
-    with pytest.raises(ValueError, match="distance must be one that the Rust core knows, to be kept in an index: SNR"):
+    with pytest.raises(ValueError, match="distance must be supported by the Rust core to be used with an index: SNR"):
         RustKNN(SNRDistance(), **options)
     with pytest.raises(TypeError, match="must be True or False"):
         RustKNN(**dict.fromkeys(options, 0))
-    with pytest.raises(ValueError, match="to be kept in an index"):
+    with pytest.raises(ValueError, match="to be used with an index"):
         RustKNN(SNRDistance()).train(rows(3))
 
 

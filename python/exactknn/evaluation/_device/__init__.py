@@ -1,1 +1,1 @@
-"""Searches on CUDA, MPS and other devices: the filter, the values, and the memory that they may take."""
+"""Searches on CUDA, MPS and other devices: the filter, the values, and the memory budget."""

@@ -1,17 +1,17 @@
-"""The search of the core's metrics on CUDA, MPS and other devices, with the core's own answers.
+"""Search with the core's metrics on CUDA, MPS and other devices, with the core's results.
 
     query, reference, on one device
         -> _Filter._kept:   blocks of references x blocks of queries, one product each
-                              an upper bound of every key; the k + margin largest are kept, across the blocks
-        -> _Filter._scored: float64 values of the rows kept, as the core forms them; sorted by (value, row)
-                              certified: no bound left out reaches the k-th value
-        -> not certified    -> again with products in float64, where the device has them
-        -> still not        -> _core.knn on the CPU: ties at the edge, numbers out of range
+                              an upper bound of every key; the k + margin largest across the blocks are candidates
+        -> _Filter._scored: float64 values of the candidates, as in the core; sorted by (value, row)
+                              certified: no bound of a rejected row reaches the k-th value
+        -> not certified    -> again with products in float64, if the device has them
+        -> still not        -> _core.knn on the CPU: ties at the cutoff, numbers out of range
 
-Nothing waits for the device until a pass is over; then one transfer says which queries are not certified. The bound is
-derived in docs/exactness.md ("The filter on devices"). It holds for sums in any order, and each product carries an
-entry that shows whether its factors were shortened (TF32, bfloat16), whatever the settings say. Any tensors can be
-searched, those in CPU memory too: that is how it is tested without a device.
+The host synchronises once per pass, when it transfers which queries are not certified. The bound is derived in
+docs/exactness.md ("The filter on devices"). It holds for any summation order, and each product contains a probe that
+detects truncated factors (TF32, bfloat16), independently of the settings. Tensors in CPU memory work too, which tests
+this code without a device.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from exactknn.evaluation._device.memory import LEAST_BYTES
 from exactknn.evaluation._device.values import Values, norm_of, normalizes
 from exactknn.evaluation._dispatch import NativeSupport, native_pair
 
-# Devices whose float64 arithmetic is IEEE's. Elsewhere the rows kept are measured on the CPU.
+# Devices with IEEE float64 arithmetic. For others, candidates are measured on the CPU.
 _FLOAT64_DEVICES = ("cpu", "cuda")
 
 
-# Query rows of a block at most, cells of a block of keys at most (1 GiB in float32), bytes of rows measured at a time.
+# Maximum query rows of a block, cells of a block of keys (1 GiB in float32), and bytes of rows measured at a time.
 _BLOCK_ROWS = 4096
 _BLOCK_CELLS = 1 << 28
 _SCORED_BYTES = 1 << 28
 
-# Rows that suggest a centre and a scale.
+# Rows sampled for the centre and the scale.
 _SAMPLE = 1024
 
-# Columns from which the sums of the bound do not hold in float32.
+# At this many columns or more, the bound does not hold in float32.
 _LONGEST = 1 << 18
 
-# More than a float64 value loses by underflow.
+# Exceeds the underflow error of a float64 value.
 _TINY = 2.0**-960
 
 Scored = tuple[Tensor, Tensor, Tensor]
@@ -53,19 +53,19 @@ Scored = tuple[Tensor, Tensor, Tensor]
 
 
 class _Level(NamedTuple):
-    """Floating type of the keys, with the numbers of the error bound."""
+    """Floating type of the keys, with the constants of the error bound."""
 
     dtype: torch.dtype
     unit: float
     """Unit roundoff."""
     tau: float
-    """``unit * tau`` exceeds what the numbers of a row lose by underflow."""
+    """``unit * tau`` exceeds the underflow error of a row's numbers."""
     floor: float
-    """More than the products of a key lose by underflow."""
+    """Exceeds the underflow error of a key's products."""
     largest: float
     """Norm up to which no key overflows."""
     probe: float
-    """A number that a shorter type does not hold."""
+    """A number that a type with fewer digits cannot represent."""
 
 
 _SINGLE = _Level(torch.float32, 2.0**-24, 2.0**-50, 2.0**-98, 2.0**58, 1 + 2.0**-12)
@@ -81,20 +81,20 @@ def search(
     *,
     num_threads: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Find the ``k`` nearest references of each query, as the core does.
+    """Return the ``k`` nearest references of each query, with the core's results.
 
     Args:
-        support: what to compute; ``metric`` is one of `METRICS`.
+        support: the metric, one of `METRICS`.
         query: ``(n, d)``, finite, floating, ``d`` at least 1.
-        k: from 0 to the number of references that are not left out.
+        k: from 0 to the number of references that are not excluded.
         reference: ``(m, d)``, likewise, on the same device.
-        exclude_self: query ``i`` is reference row ``i``, and left out.
-        num_threads: of the core, for the queries that it has to answer.
+        exclude_self: query ``i`` is reference row ``i``, and excluded.
+        num_threads: threads of the core, for queries that fall back to it.
 
     Returns:
-        ``(distances, indices)``, ``(n, k)``, on the device: float64 if a side is, else float32; int64.
+        ``(distances, indices)``, ``(n, k)``, on the device: float64 if either side is, else float32; int64.
     """
-    assert support.metric is not None, "the caller calls the distance otherwise"
+    assert support.metric is not None, "otherwise the caller calls the distance"
     n, device = len(query), query.device
     wide = torch.float64 in (query.dtype, reference.dtype)
     query, reference = query.detach(), reference.detach()
@@ -109,7 +109,7 @@ def search(
             find = _Filter(support.metric, level, reference, k, exclude_self, distances.dtype)
             values, found, certified = _with_memory(device, find, rows, remaining if exclude_self else None)
             distances[remaining], indices[remaining] = values, found
-            remaining = remaining[~certified]  # here the device is waited for
+            remaining = remaining[~certified]  # synchronises with the device
             if len(remaining) == 0:
                 return distances, indices
         references = References(
@@ -126,7 +126,7 @@ def search(
 
 
 def _levels(device: torch.device, d: int, wide: bool) -> list[_Level]:
-    """The passes before the core's."""
+    """Return the levels of the passes before the fallback to the core."""
     if d >= _LONGEST or (device.type not in ("cuda",) and _flushes()):
         return []
     singles = [] if wide else [_SINGLE]
@@ -134,35 +134,35 @@ def _levels(device: torch.device, d: int, wide: bool) -> list[_Level]:
 
 
 def _flushes() -> bool:
-    """Whether this thread was told to read subnormal numbers as zero: torch's values are not the core's then."""
+    """Return whether this thread has denormals-are-zero set; torch's values then differ from the core's."""
     return bool(torch.tensor(2.0**-149).double() == 0)
 
 
 def _with_memory(device: torch.device, find: _Filter, query: Tensor, own: Tensor | None) -> Scored:
-    """Search in blocks of half the size, again and again, as long as the device runs out of memory."""
+    """Search, halving the block size each time the device runs out of memory."""
     room = memory.free_bytes(device)
     while True:
         try:
             return find(query, own, room)
-        except RuntimeError as error:  # what MPS raises has no type of its own
+        except RuntimeError as error:  # MPS has no specific exception type
             short = isinstance(error, torch.cuda.OutOfMemoryError) or "out of memory" in str(error)
             if not short or room < 2 * LEAST_BYTES:
                 raise
-        room //= 2  # out here, where the error holds no tensor any more
+        room //= 2  # outside the handler, where the exception no longer references tensors
 
 
 # --- one pass -------------------------------------------------------------------------------------------------------
 
 
 class _Side(NamedTuple):
-    """Rows as keys are formed from them."""
+    """Rows encoded for the keys."""
 
     codes: Tensor
-    """``(rows, d)`` centred, scaled and rounded; zeros where that leaves the range."""
+    """``(rows, d)`` centred, scaled and rounded; zeros if out of range."""
     size: Tensor
-    """At least their norm before rounding, and after."""
+    """Upper bound of the norm before and after rounding."""
     error: Tensor
-    """At least the norm of what rounding changed, and the noise of float64 values."""
+    """Upper bound of the norm of the rounding error, plus the noise of float64 values."""
     half: Tensor
     """Half the squared norm."""
     usable: Tensor
@@ -192,15 +192,15 @@ class _Filter:
         self.scale = _or_one((sample - self.centre).abs().amax())
 
     def __call__(self, query: Tensor, own: Tensor | None, room: int) -> Scored:
-        """Find the nearest, in blocks that take about ``room`` bytes; ``own`` are reference rows to leave out."""
+        """Return the nearest, in blocks that take about ``room`` bytes; ``own`` are reference rows to exclude."""
         kept, highest, sound = self._kept(query, own, room)
         return self._scored(query, kept, highest, sound, room)
 
     def _kept(self, query: Tensor, own: Tensor | None, room: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The rows with the largest bounds, ``(n, kept)``; the smallest of these; which queries' products are sound."""
+        """Return the rows with the largest bounds, ``(n, kept)``, the smallest of these bounds, and sound queries."""
         n, m, d = len(query), *self.reference.shape
         size = self.level.dtype.itemsize
-        coded = (size + 32) * (d + 4)  # bytes of a row while it is coded
+        coded = (size + 32) * (d + 4)  # peak bytes of a row while it is encoded
         step = max(1, min(n, _BLOCK_ROWS, math.isqrt(room // (8 * size)), room // (4 * coded)))
         columns = max(1, min(m, _BLOCK_CELLS // step, room // (4 * size * step + 2 * coded)))
         best = query.new_full((n, self.kept), -math.inf, dtype=self.level.dtype)
@@ -225,7 +225,7 @@ class _Filter:
         return rows, best.amin(dim=1), sound
 
     def _references(self, reference: Tensor) -> Tensor:
-        """``(rows + 1, d + 4)``: codes, the terms of the bound, and a last row that only meets the probe."""
+        """Return ``(rows + 1, d + 4)``: codes and terms of the bound; the last row is nonzero only for the probe."""
         side, d = self._side(reference, self.centre, self.scale), reference.shape[1]
         share = 2 * (d + 16) * self.level.unit
         offset = torch.full_like(side.half, self.level.floor)
@@ -240,7 +240,7 @@ class _Filter:
         return block
 
     def _queries(self, query: Tensor) -> tuple[Tensor, Tensor]:
-        """``(rows, d + 4)``, the factors of `_references`, and which rows are in range."""
+        """Return ``(rows, d + 4)``, the factors of `_references`, and which rows are in range."""
         if self.euclidean:
             side = self._side(query, self.centre, self.scale)
         else:
@@ -264,19 +264,19 @@ class _Filter:
         return _Side(codes, size, error, norm.square() / 2, usable)
 
     def _widened(self, rows: Tensor) -> Tensor:
-        """Rows to compute keys from, of norm 1 where the metric normalises."""
+        """Return the rows for the keys, with norm 1 if the metric normalises."""
         rows = rows.to(self.wide)
         if not self.unit_rows:
             return rows
         largest = rows.abs().amax(dim=1, keepdim=True)
         if self.wide == torch.float32:
-            # A device without float64 may read subnormal numbers as zero. The row is kept whatever its key.
+            # A device without float64 may treat denormals as zero. A NaN makes the row a candidate in any case.
             largest = largest.masked_fill(largest < 2.0**-120, math.nan)
         rows = rows / _or_one(largest)
         return rows / _or_one(norm_of(rows).unsqueeze(1))
 
     def _query_scale(self, query: Tensor) -> Tensor:
-        """``(rows, 1)``: what queries are divided by where only references are centred; the same on every device."""
+        """Return ``(rows, 1)`` query divisors, used if only references are centred; the same on every device."""
         if self.unit_rows:
             return query.new_ones((len(query), 1))
         return query.abs().amax(dim=1, keepdim=True).to(self.output).clamp(min=2.0**-100)
@@ -294,10 +294,10 @@ class _Filter:
         return nearest, found, certified
 
     def _nearest(self, values: Values, query: Tensor, rows: Tensor, highest: Tensor, sound: Tensor) -> Scored:
-        """The nearest of the rows kept."""
+        """Return the nearest of the candidates."""
         measured = values.of(query, rows)
         rounded = measured.values.to(self.output)
-        # What float32 holds no more ranks by its float64 value.
+        # Values outside float32's normal range are ranked by their float64 value.
         normal = rounded.isfinite() & (rounded.abs() >= torch.finfo(self.output).tiny)
         ranked = torch.where(normal, rounded.double(), measured.values)
         order = (ranked if self.euclidean else -ranked).sort(dim=1, stable=True).indices[:, : self.k]
@@ -308,10 +308,10 @@ class _Filter:
         return rounded.gather(1, order), rows.gather(1, order), sound
 
     def _certified(self, query: Tensor, scale: Tensor, last: Tensor, highest: Tensor) -> Tensor:
-        """Whether a row whose key is at most ``highest`` surely ranks behind the one that has the value ``last``.
+        """Return whether any row with a key of at most ``highest`` certainly ranks behind the value ``last``.
 
         Args:
-            query: ``(n, d)``, float64, unit rows where the metric normalises.
+            query: ``(n, d)``, float64, unit rows if the metric normalises.
             scale: of `_query_scale`.
             last: ``(n,)`` squared distance or similarity of the ``k``-th row.
             highest: ``(n,)``.
@@ -332,5 +332,5 @@ class _Filter:
 
 
 def _or_one(values: Tensor) -> Tensor:
-    """The values, 1 where they are zero."""
+    """Return the values, with zeros replaced by 1."""
     return torch.where(values == 0, 1, values)

@@ -1,9 +1,9 @@
-"""The core's float64 values, formed with torch: the same bytes on every device whose float64 arithmetic is IEEE's.
+"""The core's float64 values, computed with torch: the same bytes on every device with IEEE float64 arithmetic.
 
     rows chosen for each query -> (queries, chosen, d) numbers in float64 -> terms -> eight lanes -> the core's tree
 
-Each step is an operation of its own on whole tensors, so that no product is fused with a sum. Where the core leaves
-this path, for float64 rows whose squares leave the range, the values are marked.
+Each step is a separate operation on whole tensors, so that products and sums are not fused. The core uses another path
+for float64 rows whose squares leave the range; those values are flagged.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ METRICS = (
 
 _LANES = 8
 
-# Bytes of a number while it is widened, subtracted and squared.
+# Peak bytes per number while it is widened, subtracted and squared.
 _BYTES = 32
 
 
@@ -35,7 +35,7 @@ class Measured(NamedTuple):
     values: Tensor
     """``(queries, chosen)``, float64."""
     before_root: Tensor
-    """The same, squared for every Euclidean metric."""
+    """The same values, but squared for all Euclidean metrics."""
     query: Tensor
     """``(queries, d)``, float64, unit rows where the metric normalises."""
     as_core: Tensor
@@ -46,10 +46,10 @@ class Values:
     """Values of a metric, one of `METRICS`, against reference rows.
 
     Args:
-        metric: as the core names it.
+        metric: name in the core.
         reference: ``(m, d)``.
-        output: float64 where a side is, else float32.
-        room: bytes to work in.
+        output: float64 if either side is, else float32.
+        room: memory budget in bytes.
     """
 
     def __init__(self, metric: str, reference: Tensor, output: torch.dtype, room: int) -> None:
@@ -61,11 +61,11 @@ class Values:
             self.squares, self.odd = (torch.cat(parts) for parts in zip(*blocks, strict=True))
 
     def rows_of(self, room: int, chosen: int) -> int:
-        """How many queries with ``chosen`` rows each can be measured in ``room`` bytes; at least 1."""
+        """Return how many queries with ``chosen`` rows each can be measured in ``room`` bytes, at least 1."""
         return max(1, room // (_BYTES * chosen * self.reference.shape[1]))
 
     def of(self, query: Tensor, rows: Tensor) -> Measured:
-        """Measure ``(queries, d)`` against the reference rows ``(queries, chosen)``."""
+        """Return the values of ``(queries, d)`` against the reference rows ``(queries, chosen)``."""
         left, right = query.double(), self.reference[rows].double()
         sound = left.new_ones(len(left), dtype=torch.bool)
         unit = left
@@ -93,24 +93,24 @@ class Values:
         return Measured(_root(squared), squared, unit, sound)
 
     def _squares(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """``(rows,)`` squared norms, and where the core forms another one, in another range."""
+        """Return ``(rows,)`` squared norms, and a mask of those that the core computes on its other path."""
         squares = _lane_sum(rows.square())
         return squares, _outside(squares, rows, -400, 400) & self.double
 
 
 def normalizes(metric: str) -> bool:
-    """Whether a metric divides rows by their norm."""
+    """Return whether a metric divides rows by their norm."""
     return metric.startswith(("normalized", "cosine"))
 
 
 def norm_of(rows: Tensor) -> Tensor:
-    """Euclidean norms over the last dimension, in any order."""
+    """Return Euclidean norms over the last dimension, summed in any order."""
     norm: Tensor = torch.linalg.vector_norm(rows, dim=-1)
     return norm
 
 
 def _lane_sum(terms: Tensor) -> Tensor:
-    """Sums over the last dimension in the order of the core."""
+    """Return sums over the last dimension, in the order of the core."""
     whole = terms.shape[-1] // _LANES * _LANES
     lanes = terms.new_zeros((*terms.shape[:-1], _LANES))
     for start in range(0, whole, _LANES):
@@ -121,7 +121,7 @@ def _lane_sum(terms: Tensor) -> Tensor:
 
 
 def _outside(squares: Tensor, terms: Tensor, low: int, high: int) -> Tensor:
-    """Which sums of squares left a range between powers of two, other than sums of zeros."""
+    """Return which sums of squares are outside a range between powers of two, except sums of zeros."""
     inside = (squares >= 2.0**low) & (squares <= 2.0**high)
     return ~inside & (terms != 0).any(dim=-1)
 
@@ -131,7 +131,7 @@ def _inverse_root(squares: Tensor) -> Tensor:
 
 
 def _root(squares: Tensor) -> Tensor:
-    """The square root, correctly rounded."""
-    if squares.device.type == "cpu":  # torch leaves it to a library there that misses the last bit at times
+    """Return the correctly rounded square root."""
+    if squares.device.type == "cpu":  # torch's CPU library is sometimes off by one ulp
         return torch.from_numpy(np.sqrt(squares.numpy()))
     return squares.sqrt()
