@@ -1,5 +1,5 @@
-"""Spellings of pytorch-metric-learning 2.9, for code that is moved over step by step.
+"""Names of pytorch-metric-learning 2.9, for gradual migration.
 
-Each module carries the names of the module of that library which it stands for. New code takes the names of
+Each module has the names of the corresponding module of that library. New code should use the names of
 `exactknn.evaluation`, `exactknn.distances`, `exactknn.reducers` and `exactknn.losses`.
 """

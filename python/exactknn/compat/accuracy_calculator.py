@@ -1,8 +1,8 @@
-"""``pytorch_metric_learning.utils.accuracy_calculator`` of version 2.9, by its names.
+"""The names of ``pytorch_metric_learning.utils.accuracy_calculator`` 2.9.
 
-    knn_labels, gt_labels ──label_comparison_fn──> relevance ──Hits──> one value per query ──> what is reported
+    knn_labels, gt_labels ──label_comparison_fn──> relevance ──Hits──> one value per query ──> reported value
 
-``gt_labels`` have an axis more than the labels of the queries, so that they broadcast against ``knn_labels``:
+``gt_labels`` have one more axis than the labels of the queries, so that they broadcast against ``knn_labels``:
 ``query_labels[:, None]``. All arguments are tensors; ``label_counts`` may also be two plain lists.
 """
 
@@ -52,8 +52,8 @@ LabelCounts = tuple[Any, Any]
 class AccuracyCalculator(_accuracy.AccuracyCalculator):
     """`exactknn.evaluation.AccuracyCalculator` with ``NMI`` and ``AMI`` in the default set.
 
-    Without a ``kmeans_func`` scikit-learn's ``KMeans`` clusters, with a fixed seed. As in 2.9 a ``label_comparison_fn``
-    needs ``exclude=("NMI", "AMI")``.
+    Without a ``kmeans_func``, scikit-learn's ``KMeans`` is used, with a fixed seed. As in 2.9, a
+    ``label_comparison_fn`` needs ``exclude=("NMI", "AMI")``.
     """
 
     def _default_names(self) -> tuple[str, ...]:
@@ -61,14 +61,14 @@ class AccuracyCalculator(_accuracy.AccuracyCalculator):
 
 
 def get_unique_labels(labels: Tensor) -> Tensor:
-    """Distinct labels, or rows of labels, ascending."""
+    """Return distinct labels, or rows of labels, ascending."""
     return Classes(labels).labels
 
 
 def get_label_match_counts(
     query_labels: Tensor, reference_labels: Tensor, label_comparison_fn: Comparison
 ) -> tuple[Tensor, Tensor]:
-    """Distinct query labels, ascending, and the number of references that each matches."""
+    """Return distinct query labels, ascending, and the number of references that each matches."""
     classes = Classes(query_labels)
     compared = Compared(classes, query_labels, reference_labels, False, label_comparison_fn)
     return classes.labels, compared.match_counts
@@ -77,7 +77,7 @@ def get_label_match_counts(
 def get_lone_query_labels(
     query_labels: Tensor, label_counts: LabelCounts, ref_includes_query: bool, label_comparison_fn: Comparison
 ) -> tuple[Tensor, Tensor]:
-    """Distinct labels without another reference that they match, and a mask of the queries that have one."""
+    """Return distinct labels that match no other reference, and a mask of the queries that match one."""
     labels, counts = _as_tensors(label_counts, query_labels)
     own = label_comparison_fn(labels, labels).long() if ref_includes_query else 0
     lone = counts - own <= 0
@@ -88,7 +88,7 @@ def get_lone_query_labels(
 def get_relevance_mask(
     shape: torch.Size | tuple[int, int], gt_labels: Tensor, ref_includes_query: bool, label_counts: LabelCounts
 ) -> tuple[Tensor, Tensor]:
-    """Mask of each query's first columns, as many as it has relevant references, and that number."""
+    """Return a mask of each query's first R columns, and R, its number of relevant references."""
     counts = _counts_of(gt_labels, ref_includes_query, label_counts)
     return torch.arange(shape[1], device=counts.device) < counts.unsqueeze(1), counts
 
@@ -96,7 +96,7 @@ def get_relevance_mask(
 def maybe_get_avg_of_avgs(
     accuracy_per_sample: Tensor, sample_labels: Tensor, avg_of_avgs: bool, return_per_class: bool
 ) -> float | list[float]:
-    """Mean of the values, mean of the class means, or the class means in ascending order of the labels."""
+    """Return the mean of the values, the mean of the class means, or the class means in label order."""
     values = accuracy_per_sample.detach().cpu().double().numpy()
     if not (avg_of_avgs or return_per_class):
         return mean_of(values)
@@ -117,7 +117,7 @@ def precision_at_k(
     return_per_class: bool = False,
     label_comparison_fn: Comparison = EQUALITY,
 ) -> float | list[float]:
-    """Share of relevant references among the first ``k``, divided by ``k`` even where there are fewer columns."""
+    """Return the share of relevant references among the first ``k``, divided by ``k`` even with fewer columns."""
     relevance = label_comparison_fn(gt_labels, knn_labels[:, :k])
     return maybe_get_avg_of_avgs(relevance.sum(dim=1).cpu().double() / k, gt_labels, avg_of_avgs, return_per_class)
 
@@ -131,7 +131,7 @@ def r_precision(
     return_per_class: bool,
     label_comparison_fn: Comparison,
 ) -> float | list[float]:
-    """Precision among as many neighbours as there are relevant references."""
+    """Return the precision among the first R neighbours, R being the number of relevant references."""
     hits = _hits(knn_labels, gt_labels, ref_includes_query, label_counts, label_comparison_fn)
     return _reported(metrics.r_precision(hits), gt_labels, avg_of_avgs, return_per_class)
 
@@ -146,7 +146,7 @@ def mean_average_precision(
     label_comparison_fn: Comparison,
     at_r: bool = False,
 ) -> float | list[float]:
-    """Sum of the precisions at the relevant ranks over the relevant references, with ``at_r`` only the first ``R``."""
+    """Return mean average precision over the relevant references; with ``at_r``, of the first ``R`` neighbours."""
     hits = _hits(knn_labels, gt_labels, ref_includes_query, label_counts, label_comparison_fn)
     values = average_precision_at_r(hits) if at_r else average_precision(hits)
     return _reported(values, gt_labels, avg_of_avgs, return_per_class)
@@ -159,7 +159,7 @@ def mean_reciprocal_rank(
     return_per_class: bool,
     label_comparison_fn: Comparison,
 ) -> float | list[float]:
-    """One over the rank of the nearest relevant reference, 0 where there is none."""
+    """Return 1 / rank of the nearest relevant reference, 0 if there is none."""
     relevance = label_comparison_fn(gt_labels, knn_labels).cpu().numpy()
     ones = torch.ones(len(relevance), dtype=torch.long).numpy()
     values = reciprocal_rank(Hits.from_relevance(relevance, ones))
@@ -169,14 +169,14 @@ def mean_reciprocal_rank(
 def try_getting_not_lone_labels(
     knn_labels: Tensor, query_labels: Tensor, not_lone_query_mask: Tensor
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Labels of the queries that are not lone; ``(None, None)`` if all are."""
+    """Return the labels of the queries that are not lone; ``(None, None)`` if all are."""
     if not bool(not_lone_query_mask.any()):
         return None, None
     return knn_labels[not_lone_query_mask], query_labels[not_lone_query_mask]
 
 
 def nan_accuracy(unique_labels: Any, return_per_class: bool) -> float | list[float]:
-    """What is reported where every query is lone."""
+    """Return the reported value if every query is lone."""
     return [math.nan] * len(unique_labels) if return_per_class else math.nan
 
 

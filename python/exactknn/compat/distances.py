@@ -16,7 +16,7 @@ __all__ = [
 
 
 class DotProductSimilarity(distances.DotProductSimilarity):
-    """`exactknn.distances.DotProductSimilarity`, which normalises unless told otherwise.
+    """`exactknn.distances.DotProductSimilarity`, normalising by default.
 
     Args:
         normalize_embeddings: divide each row by its `p`-norm first.

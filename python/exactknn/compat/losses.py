@@ -1,4 +1,4 @@
-"""`pytorch_metric_learning.losses` in the spelling of 2.9."""
+"""`pytorch_metric_learning.losses` with the names of 2.9."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ __all__ = ["RankedListLoss"]
 
 
 class RankedListLoss(losses.RankedListLoss):
-    """`exactknn.losses.RankedListLoss` with the temperatures' names of 2.9.
+    """`exactknn.losses.RankedListLoss` with the temperature names of 2.9.
 
     Args:
-        margin: as there.
-        Tn: its `neg_temperature`.
-        imbalance: as there.
-        alpha: as there.
-        Tp: its `pos_temperature`.
-        options: as there.
+        margin: as in `exactknn.losses.RankedListLoss`.
+        Tn: `neg_temperature`.
+        imbalance: as in `exactknn.losses.RankedListLoss`.
+        alpha: as in `exactknn.losses.RankedListLoss`.
+        Tp: `pos_temperature`.
+        options: as in `exactknn.losses.RankedListLoss`.
     """
 
     def __init__(

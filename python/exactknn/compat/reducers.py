@@ -1,4 +1,4 @@
-"""`pytorch_metric_learning.reducers`: the names are the same here."""
+"""`pytorch_metric_learning.reducers`, which has the same names as `exactknn.reducers`."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Distances between embeddings, as ``torch.nn.Module`` objects that losses and searches share.
+"""Distances between embeddings, as ``torch.nn.Module`` objects for losses and searches.
 
     distance(query, reference)          -> (n, m) matrix
     distance.pairwise(x, y)             -> (n,)   rows paired by position
 
-Both check shapes, normalise, compute, and raise to ``power``, in this order. The names and arguments are those of
-pytorch-metric-learning, so a distance written for it works here unchanged.
+Both check shapes, normalise, compute, and raise to ``power``, in this order. Names and arguments are those of
+pytorch-metric-learning, so its distances work here unchanged.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The frame that all distances share.
+"""The base class of all distances.
 
 forward:   check_shapes -> float32 for half types -> normalise -> compute_mat        -> power -> result type
 pairwise:  check_shapes -> float32 for half types -> normalise -> pairwise_distance  -> power -> result type
@@ -17,35 +17,35 @@ _DTYPES = (torch.float32, torch.float64, *_HALF_DTYPES)
 
 
 def result_dtype(dtype: torch.dtype, normalized: bool) -> torch.dtype:
-    """The type of a distance's values for embeddings of ``dtype``.
+    """Return the type of a distance's values for embeddings of ``dtype``.
 
-    Half types stay only for normalised embeddings, whose values are bounded: others may exceed their range.
+    Half types are preserved only for normalised embeddings, whose values are bounded; other values may overflow them.
     """
     return torch.float32 if dtype in _HALF_DTYPES and not normalized else dtype
 
 
 def autocast_off(device_type: str) -> contextlib.AbstractContextManager[Any]:
-    """A context in which autocast changes no type, also on devices that have none."""
+    """Return a context manager that disables autocast; a null context on devices without autocast."""
     if torch.amp.is_autocast_available(device_type):
         return torch.autocast(device_type, enabled=False)
     return contextlib.nullcontext()
 
 
 def check_floating(embeddings: Tensor, name: str) -> None:
-    """Raise ``ValueError`` unless the embeddings are of a floating type that distances take."""
+    """Raise ``ValueError`` unless the embeddings are of a floating type that distances accept."""
     if embeddings.dtype not in _DTYPES:
         raise ValueError(f"{name} must hold float32, float64, float16 or bfloat16 values, got {embeddings.dtype}")
 
 
 class BaseDistance(torch.nn.Module):
-    """Base of the distances; a subclass gives ``compute_mat`` and ``pairwise_distance``.
+    """Base class of the distances; a subclass implements ``compute_mat`` and ``pairwise_distance``.
 
     Args:
         normalize_embeddings: divide each row by its ``p``-norm first. Zero rows stay zero.
-        p: the norm used for that, and by ``LpDistance`` the exponent of the distance.
+        p: order of that norm and, for ``LpDistance``, the exponent of the distance.
         power: the values are raised to this power.
         is_inverted: ``True`` for similarities, where larger means nearer.
-        collect_stats: record the average row norms before and after normalisation at each matrix call, as the
+        collect_stats: record the average row norms before and after normalisation on each matrix call, as the
             attributes ``initial_avg_query_norm``, ``initial_avg_ref_norm``, ``final_avg_query_norm`` and
             ``final_avg_ref_norm``. ``None``: no.
     """
@@ -72,17 +72,17 @@ class BaseDistance(torch.nn.Module):
         self.reset_stats()
 
     def forward(self, query_emb: Tensor, ref_emb: Tensor | None = None) -> Tensor:
-        """Distances of all pairs.
+        """Return the distances of all pairs.
 
         Args:
             query_emb: ``(n, d)``, floating. float16 and bfloat16 are computed in float32.
             ref_emb: ``(m, d)``; ``None``: the query rows.
 
         Returns:
-            ``(n, m)``. Half types give float32, or their own type when embeddings are normalised.
+            ``(n, m)``. Half types give float32, or their own type if embeddings are normalised.
 
         Raises:
-            ValueError: wrong shape or type of the embeddings, or of the matrix a subclass returned.
+            ValueError: the embeddings have a wrong shape or type, or a subclass returns a wrong shape.
         """
         self.reset_stats()
         self.check_shapes(query_emb, ref_emb)
@@ -100,17 +100,17 @@ class BaseDistance(torch.nn.Module):
         return self._in_result_dtype(mat, dtype)
 
     def pairwise(self, x: Tensor, y: Tensor) -> Tensor:
-        """Distances of rows paired by position, with the same normalisation and power as the matrix.
+        """Return the distances of rows paired by position, with the same normalisation and power as the matrix.
 
         Args:
             x: ``(n, d)``, floating.
             y: ``(n, d)``.
 
         Returns:
-            ``(n,)``: the diagonal of ``self(x, y)`` up to rounding, without building that matrix.
+            ``(n,)``: the diagonal of ``self(x, y)`` up to rounding, without forming that matrix.
 
         Raises:
-            ValueError: wrong shape or type, or different numbers of rows.
+            ValueError: a shape or type is wrong, or the numbers of rows differ.
         """
         self.check_shapes(x, y)
         if len(x) != len(y):
@@ -122,11 +122,11 @@ class BaseDistance(torch.nn.Module):
         return self._in_result_dtype(values, dtype)
 
     def compute_mat(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
-        """Hook: ``(n, m)`` values of normalised embeddings, before ``power``."""
+        """Hook: return ``(n, m)`` values of normalised embeddings, before ``power``."""
         raise NotImplementedError
 
     def pairwise_distance(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
-        """Hook: ``(n,)`` values of normalised embeddings paired by position, before ``power``."""
+        """Hook: return ``(n,)`` values of normalised embeddings paired by position, before ``power``."""
         raise NotImplementedError
 
     def check_shapes(self, query_emb: Tensor, ref_emb: Tensor | None) -> None:
@@ -140,32 +140,32 @@ class BaseDistance(torch.nn.Module):
             )
 
     def smallest_dist(self, *args: Any, **kwargs: Any) -> Any:
-        """``torch.min``, or ``torch.max`` for similarities: the value of the nearest."""
+        """Return ``torch.min``, or ``torch.max`` for similarities: the value of the nearest."""
         return torch.max(*args, **kwargs) if self.is_inverted else torch.min(*args, **kwargs)
 
     def largest_dist(self, *args: Any, **kwargs: Any) -> Any:
-        """``torch.max``, or ``torch.min`` for similarities: the value of the farthest."""
+        """Return ``torch.max``, or ``torch.min`` for similarities: the value of the farthest."""
         return torch.min(*args, **kwargs) if self.is_inverted else torch.max(*args, **kwargs)
 
     def margin(self, x: Any, y: Any) -> Any:
-        """How much farther ``x`` is than ``y``: ``x - y``, or ``y - x`` for similarities."""
+        """Return how much farther ``x`` is than ``y``: ``x - y``, or ``y - x`` for similarities."""
         return y - x if self.is_inverted else x - y
 
     def normalize(self, embeddings: Tensor, dim: int = 1, **kwargs: Any) -> Tensor:
-        """Divide by the ``p``-norm along ``dim``, which is taken as at least 1e-12."""
+        """Return the embeddings divided by their ``p``-norm along ``dim``, clamped to at least 1e-12."""
         return torch.nn.functional.normalize(embeddings, p=self.p, dim=dim, **kwargs)
 
     def maybe_normalize(self, embeddings: Tensor, dim: int = 1, **kwargs: Any) -> Tensor:
-        """``normalize`` if ``normalize_embeddings`` is set, else the embeddings themselves."""
+        """Return normalised embeddings if ``normalize_embeddings`` is set, else the embeddings themselves."""
         return self.normalize(embeddings, dim=dim, **kwargs) if self.normalize_embeddings else embeddings
 
     def get_norm(self, embeddings: Tensor, dim: int = 1, **kwargs: Any) -> Tensor:
-        """The ``p``-norm along ``dim``."""
+        """Return the ``p``-norm along ``dim``."""
         norm: Tensor = torch.linalg.vector_norm(embeddings, ord=self.p, dim=dim, **kwargs)
         return norm
 
     def reset_stats(self) -> None:
-        """Set the recorded norms to 0, if they are recorded."""
+        """Reset the recorded norms to 0, if ``collect_stats`` is set."""
         if self.collect_stats:
             self.initial_avg_query_norm = self.initial_avg_ref_norm = 0.0
             self.final_avg_query_norm = self.final_avg_ref_norm = 0.0
@@ -183,21 +183,21 @@ class BaseDistance(torch.nn.Module):
             self.final_avg_ref_norm = self.get_norm(ref_emb_normalized).mean().item()
 
     def extra_repr(self) -> str:
-        """The settings, for ``repr``."""
+        """Return the settings, for ``repr``."""
         return f"normalize_embeddings={self.normalize_embeddings}, p={self.p}, power={self.power}"
 
     def _in_result_dtype(self, values: Tensor, dtype: torch.dtype) -> Tensor:
-        # Full types keep what the hooks gave, so that autocast decides there as it does in torch.
+        # For full types the result of the hooks is unchanged, so that autocast applies as in torch.
         return values.to(result_dtype(dtype, self.normalize_embeddings)) if dtype in _HALF_DTYPES else values
 
 
 def _prepared(
     left: Tensor, right: Tensor | None, left_name: str, right_name: str
 ) -> tuple[Tensor, Tensor, torch.dtype]:
-    """Both sides in the type to compute in, row-major, and the type they were given in.
+    """Return both sides in the type of the computation, row-major, and their original type.
 
-    A row's norm is summed in an order that depends on the memory layout, so equal rows of differently laid out
-    tensors would be normalised to unequal ones without the common layout.
+    The summation order of a row's norm depends on the memory layout: without a common layout, equal rows of tensors
+    with different layouts would be normalised to different rows.
     """
     check_floating(left, left_name)
     dtype = left.dtype

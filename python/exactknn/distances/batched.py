@@ -1,4 +1,4 @@
-"""A distance evaluated on blocks of query rows."""
+"""A distance evaluated in blocks of query rows."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from torch import Tensor
 
 
 class BatchedDistance(torch.nn.Module):
-    """Hand the rows of a distance matrix to a function, block by block, so that the whole never exists.
+    """Passes the rows of a distance matrix to a function block by block, without forming the whole matrix.
 
     For ``s = 0, batch_size, 2 * batch_size, ...`` it calls ``iter_fn(mat, s, s + batch_size)`` with
-    ``mat = distance(query_emb[s : s + batch_size], ref_emb)``; the last end may lie beyond the last row. Other
+    ``mat = distance(query_emb[s : s + batch_size], ref_emb)``; the last end may exceed the number of rows. Other
     attributes are those of the wrapped distance.
 
     Args:
         distance: the wrapped distance.
-        iter_fn: takes each block of rows. It may be set later, as an attribute.
-        batch_size: query rows of a block, at least 1.
+        iter_fn: called with each block of rows. It may be set later, as an attribute.
+        batch_size: query rows per block, at least 1.
 
     Raises:
-        ValueError: ``batch_size`` below 1.
+        ValueError: ``batch_size`` is below 1.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class BatchedDistance(torch.nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            # While copying or unpickling there is no wrapped distance to ask yet.
+            # During copying or unpickling the wrapped distance is not set yet.
             if name == "distance" or name.startswith("__"):
                 raise
             return getattr(self.distance, name)

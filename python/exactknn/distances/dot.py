@@ -31,11 +31,11 @@ class DotProductSimilarity(BaseDistance):
         )
 
     def compute_mat(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
-        """``(n, m)`` dot products, before ``power``."""
+        """Return ``(n, m)`` dot products, before ``power``."""
         return torch.matmul(query_emb, ref_emb.transpose(-1, -2))
 
     def pairwise_distance(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
-        """``(n,)`` dot products of rows paired by position, before ``power``."""
+        """Return ``(n,)`` dot products of rows paired by position, before ``power``."""
         return torch.sum(query_emb * ref_emb, dim=1)
 
 

@@ -1,14 +1,15 @@
-r"""Euclidean distances of float32 rows on the CPU: a product in float64, and differences where that is not enough.
+r"""Euclidean distances of float32 rows on the CPU: a product in float64, and differences for near pairs.
 
     rows -> float64, centred -> |q|^2 + |r|^2 - 2 q.r -- far pairs --> root, rounded to float32
                                                      \-- near pairs -> |q - r| by coordinates, in float64
 
-The product takes a tenth of the time of coordinate differences. What it loses is known: its rounding error is at most
-``(d + 8) 2^-53 (|q|^2 + |r|^2)``, so a pair whose squared distance exceeds ``2^24`` times that is right to a relative
-``2^-24``, a rounding of float32. All other pairs, copies of a row among them, are measured by differences, as are rows
-that hold a NaN or an infinity. Gradients are split in the same way, by a bound of their own.
+The product takes a tenth of the time of coordinate differences. Its rounding error is at most
+``(d + 8) 2^-53 (|q|^2 + |r|^2)``, so a pair whose squared distance exceeds ``2^24`` times that has a relative error of
+at most ``2^-24``, one rounding of float32. All other pairs, including duplicate rows, are measured by differences, and
+so are rows with a NaN or infinity. Gradients are split in the same way, with a separate bound.
 
-Both halves are operators of their own, since the split depends on the values: ``torch.compile`` calls them whole.
+The distances and the gradients are custom operators, since the split depends on the values: ``torch.compile`` calls
+them as a whole.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-# From this share of near pairs on, measuring all pairs by differences in one kernel is faster than picking them out.
+# Above this share of near pairs, one kernel of differences for all pairs is faster than selecting the near ones.
 _MANY = 0.2
 
 
@@ -27,26 +28,26 @@ _MANY = 0.2
     "exactknn::euclidean_distances", mutates_args=(), schema="(Tensor query, Tensor? ref) -> Tensor"
 )
 def euclidean_distances(query: Tensor, ref: Tensor | None) -> Tensor:
-    """``(n, m)`` distances of float32 rows.
+    """Return ``(n, m)`` distances of float32 rows.
 
     Args:
         query: ``(n, d)``.
-        ref: ``(m, d)``; ``None``: the query rows, whose distances to themselves are then 0 without a measurement.
+        ref: ``(m, d)``; ``None``: the query rows, whose distances to themselves are set to 0 without a computation.
     """
     wide_query = query.double()
     wide_ref = wide_query if ref is None else ref.double()
     centre = wide_ref.mean(dim=0)
-    centre = torch.where(centre.isfinite(), centre, 0)  # one bad row must not spoil the others; no rows: no centre
+    centre = torch.where(centre.isfinite(), centre, 0)  # not finite with a non-finite row, or without rows
     centred_query = wide_query - centre
     centred_ref = centred_query if ref is None else wide_ref - centre
     query_square = centred_query.square().sum(dim=1)
     ref_square = query_square if ref is None else centred_ref.square().sum(dim=1)
     squares = (query_square.unsqueeze(1) + ref_square).addmm_(centred_query, centred_ref.t(), alpha=-2)
-    distances = squares.sqrt_().to(query.dtype)  # of a negative: NaN, and near
+    distances = squares.sqrt_().to(query.dtype)  # NaN for a negative square, which then counts as near
     # The root of a sum is at most the sum of the roots.
     ratio = math.sqrt((query.shape[1] + 8) * 2**-29)
     query_bound, ref_bound = ((square.sqrt() * ratio).to(query.dtype) for square in (query_square, ref_square))
-    near = torch.gt(distances, query_bound.unsqueeze(1) + ref_bound).logical_not_()  # NaN is not above
+    near = torch.gt(distances, query_bound.unsqueeze(1) + ref_bound).logical_not_()  # including NaN
     if ref is None:
         near.diagonal().copy_(query_square.isfinite().logical_not_())
         distances.fill_diagonal_(0)
@@ -64,13 +65,13 @@ def euclidean_distances(query: Tensor, ref: Tensor | None) -> Tensor:
     schema="(Tensor grad, Tensor query, Tensor? ref, Tensor distances) -> (Tensor, Tensor)",
 )
 def euclidean_gradients(grad: Tensor, query: Tensor, ref: Tensor | None, distances: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients with respect to both sides; without a reference, to the rows in both places, and an empty tensor.
+    """Return the gradients of both sides; without a reference, the gradient of the rows, and an empty tensor.
 
     Args:
         grad: ``(n, m)``, the gradient with respect to the distances.
         query: ``(n, d)``.
         ref: ``(m, d)`` or ``None``, as in ``euclidean_distances``.
-        distances: ``(n, m)``, what that returned.
+        distances: ``(n, m)``, the result of ``euclidean_distances``.
     """
     wide_query = query.double()
     wide_ref = wide_query if ref is None else ref.double()
@@ -85,7 +86,7 @@ def euclidean_gradients(grad: Tensor, query: Tensor, ref: Tensor | None, distanc
         weights.fill_diagonal_(0)
     if near.any():
         weights.masked_fill_(near, 0)
-        near.logical_and_(distances != 0)  # the gradient at coinciding rows is 0, also where all rows coincide
+        near.logical_and_(distances != 0)  # the gradient at coinciding rows is 0, even if all rows coincide
     total = weights + weights.t() if ref is None else weights
     grad_query = (wide_query * total.sum(dim=1, keepdim=True)).addmm_(total, wide_ref, alpha=-1)
     if ref is None:
@@ -112,7 +113,7 @@ def _(grad: Tensor, query: Tensor, ref: Tensor | None, distances: Tensor) -> tup
 
 
 def _pairs(near: Tensor, count: int, dimension: int) -> Iterator[tuple[Tensor, ...]]:
-    """Row and column numbers of the chosen pairs, so many at a time that their differences fit in n x m elements."""
-    if count:  # nonzero takes as long as a product of the rows, even where there is nothing to find
+    """Yield row and column numbers of the near pairs, in chunks whose differences fit in n x m elements."""
+    if count:  # nonzero takes as long as a product of the rows, even with nothing to find
         for chunk in torch.split(near.nonzero(), max(1, near.numel() // max(1, dimension))):
             yield chunk.unbind(1)

@@ -1,4 +1,4 @@
-"""Lp distance by coordinate differences, with a backward pass that keeps no (n, m, d) tensor."""
+"""Lp distance by coordinate differences, with a backward pass without an (n, m, d) tensor."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from exactknn._arrays.blocks import blocks, rows_in
 from exactknn.distances.base import BaseDistance
 from exactknn.distances.euclidean import euclidean_distances, euclidean_gradients
 
-# Elements of a (rows, m, d) block of differences that are always allowed (16 MiB in float32), so that small
-# problems run in one block.
+# Minimum elements of a (rows, m, d) block of differences (16 MiB in float32), so that small problems run in one block.
 _MIN_BLOCK_ELEMENTS = 1 << 22
 
 
 class LpDistance(BaseDistance):
     """``(sum |q - r|^p)^(1/p)``; the largest coordinate difference for ``p=inf``.
 
-    Values come from differences of coordinates, so identical rows have distance exactly 0 and rows near each other,
-    far from the origin, keep their digits. Gradients at coinciding rows are 0.
+    Values are computed from coordinate differences, so identical rows have distance exactly 0, and rows near each other
+    but far from the origin suffer no cancellation. Gradients at coinciding rows are 0.
 
     Args:
         normalize_embeddings: divide each row by its ``p``-norm first.
@@ -32,7 +31,7 @@ class LpDistance(BaseDistance):
         collect_stats: see ``BaseDistance``.
 
     Raises:
-        ValueError: ``is_inverted=True``, or ``p`` not above 0.
+        ValueError: ``is_inverted`` is ``True``, or ``p`` is not above 0.
     """
 
     def __init__(
@@ -53,18 +52,18 @@ class LpDistance(BaseDistance):
         )
 
     def compute_mat(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
-        """``(n, m)`` distances, before ``power``."""
+        """Return ``(n, m)`` distances, before ``power``."""
         mat: Tensor
         if self.p == 2 and query_emb.dtype == torch.float32 and query_emb.device.type == "cpu":
             mat = _Euclidean.apply(query_emb, None if ref_emb is query_emb else ref_emb)
             return mat
-        # torch.compile takes no tensor twice, but a view of it.
+        # torch.compile does not accept the same tensor twice, but accepts a view of it.
         ref_emb = ref_emb.view_as(ref_emb) if ref_emb is query_emb else ref_emb
         mat = _DistancesByDifference.apply(query_emb, ref_emb, float(self.p))
         return mat
 
     def pairwise_distance(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
-        """``(n,)`` distances of rows paired by position, before ``power``."""
+        """Return ``(n,)`` distances of rows paired by position, before ``power``."""
         distances: Tensor = torch.linalg.vector_norm(query_emb - ref_emb, ord=self.p, dim=1)
         return distances
 
@@ -87,7 +86,7 @@ class _Euclidean(torch.autograd.Function):
         if not torch.is_grad_enabled():
             grad_query, grad_ref = euclidean_gradients(grad.to(mat.dtype), query, ref, mat)
             return grad_query, None if ref is None else grad_ref
-        # The second derivative is asked for: the other way has one.
+        # create_graph: the difference formula has a second derivative.
         sides = (query,) if ref is None else (query, ref)
         again = _DistancesByDifference.apply(sides[0], sides[-1], 2.0)
         gradients = torch.autograd.grad(again, sides, grad, create_graph=True)
@@ -97,8 +96,8 @@ class _Euclidean(torch.autograd.Function):
 class _DistancesByDifference(torch.autograd.Function):
     """``torch.cdist`` without its matrix-product shortcut, and with a backward pass in row blocks.
 
-    torch's own backward makes an (n, m, d) buffer on CUDA. Here a block of query rows is as long as its buffer stays
-    within n x m elements, so memory is of order nm + (n + m)d.
+    torch's own backward allocates an (n, m, d) buffer on CUDA. Here the buffer of a block of query rows is limited to
+    n x m elements, so memory is of order nm + (n + m)d.
     """
 
     @staticmethod
@@ -115,7 +114,7 @@ class _DistancesByDifference(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         query, ref, mat = ctx.saved_tensors
         grad = grad.to(mat.dtype).contiguous()
-        # torch's kernels know no second derivative, which create_graph asks for by leaving recording on.
+        # torch's kernels have no second derivative, which create_graph needs: it leaves gradient recording enabled.
         kernel = not torch.is_grad_enabled() and mat.device.type in ("cpu", "cuda")
         (n, m), d = mat.shape, query.shape[1]
         rows = rows_in(max(n * m, _MIN_BLOCK_ELEMENTS), m * d)
@@ -141,14 +140,14 @@ def _kernel(grad: Tensor, query: Tensor, ref: Tensor, p: float, mat: Tensor) -> 
 
 
 def _slopes(grad: Tensor, query: Tensor, ref: Tensor, p: float, mat: Tensor) -> Tensor:
-    """``(n, m, d)``: derivative of the distance of each pair by each query coordinate, times ``grad``."""
+    """Return ``(n, m, d)``: the derivative of each pair's distance by each query coordinate, times ``grad``."""
     difference = query.unsqueeze(1) - ref
     grad, mat = grad.unsqueeze(2), mat.unsqueeze(2)
     if p == 1:
         return grad * difference.sign()
     if math.isinf(p):
         return grad * difference.sign() * (difference.abs() == mat)
-    # Both replacements keep 0/0 and 0**negative out, of this derivative and of the next.
+    # Both replacements avoid 0/0 and 0**negative, in this derivative and the next.
     moved = difference != 0
     ratio = torch.where(moved, difference, 1).abs() / torch.where(mat > 0, mat, 1)
     return torch.where(moved & (mat > 0), grad * difference.sign() * ratio ** (p - 1), 0)

@@ -14,8 +14,8 @@ _BLOCK_ELEMENTS = 1 << 24
 class SNRDistance(BaseDistance):
     """``var(q - r) / var(q)`` with the unbiased variance over the coordinates; not symmetric.
 
-    A query whose coordinates are all equal gives infinity, or NaN where the difference is constant too. A single
-    dimension has no variance: all NaN.
+    A query whose coordinates are all equal gives infinity, or NaN if the difference is constant too. One dimension has
+    no variance: all values are NaN.
 
     Args:
         normalize_embeddings: divide each row by its ``p``-norm first.
@@ -25,7 +25,7 @@ class SNRDistance(BaseDistance):
         collect_stats: see ``BaseDistance``.
 
     Raises:
-        ValueError: ``is_inverted=True``.
+        ValueError: ``is_inverted`` is ``True``.
     """
 
     def __init__(
@@ -44,18 +44,18 @@ class SNRDistance(BaseDistance):
         )
 
     def compute_mat(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
-        """``(n, m)`` ratios, before ``power``."""
+        """Return ``(n, m)`` ratios, before ``power``."""
         rows = max(1, _BLOCK_ELEMENTS // max(1, ref_emb.numel()))
         noise = [_variance(block.unsqueeze(1) - ref_emb) for block in torch.split(query_emb, rows)]
         return torch.cat(noise) / _variance(query_emb).unsqueeze(1)
 
     def pairwise_distance(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
-        """``(n,)`` ratios of rows paired by position, before ``power``."""
+        """Return ``(n,)`` ratios of rows paired by position, before ``power``."""
         return _variance(query_emb - ref_emb) / _variance(query_emb)
 
 
 def _variance(values: Tensor) -> Tensor:
-    # torch.var warns for a single coordinate, where NaN is the documented answer, and for no values at all.
+    # torch.var warns for a single coordinate, although NaN is documented for it, and for no values at all.
     if values.shape[-1] < 2 or values.numel() == 0:
         return values.sum(-1) * float("nan")
     return torch.var(values, dim=-1)

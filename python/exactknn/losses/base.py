@@ -1,4 +1,4 @@
-r"""The frame of a loss: what it is called with, its distance, its reducer and its regulariser.
+r"""The base class of the losses: checks, distance, reducer and regulariser.
 
 embeddings, labels -- checked --> compute_loss -> terms -------> reducer --> value
                                                     \             (+)        in the type of the result
@@ -20,24 +20,24 @@ from exactknn.distances.base import check_floating, result_dtype
 from exactknn.reducers import MeanReducer
 from exactknn.types import LossDict
 
-# Reducers that tell the terms of a loss apart: these get the regulariser's as well, and are used as they are. By name,
-# since pytorch-metric-learning's own serve too.
+# Reducers that distinguish the terms of a loss: they also get the regulariser's term, and are not copied. By name, to
+# include those of pytorch-metric-learning.
 _OF_TERMS = {"MultipleReducers", "DoNothingReducer"}
 
 
 class BaseMetricLossFunction(torch.nn.Module):
-    """Base of the losses; a subclass gives ``compute_loss``.
+    """Base class of the losses; a subclass implements ``compute_loss``.
 
     Args:
-        distance: used as it is. ``None``: what ``default_distance`` returns.
-        reducer: copied, but for ``MultipleReducers`` and ``DoNothingReducer``. Reducers of pytorch-metric-learning work
-            too. ``None``: what ``default_reducer`` returns.
-        embedding_regularizer: from the embeddings to a scalar that is added to the loss.
-        embedding_reg_weight: what that scalar is multiplied by.
-        collect_stats: taken for compatibility; distances and reducers have statistics of their own.
+        distance: not copied. ``None``: the result of ``default_distance``.
+        reducer: copied, except ``MultipleReducers`` and ``DoNothingReducer``. Reducers of pytorch-metric-learning work
+            too. ``None``: the result of ``default_reducer``.
+        embedding_regularizer: maps the embeddings to a scalar that is added to the loss.
+        embedding_reg_weight: weight of that scalar.
+        collect_stats: ignored, for compatibility; distances and reducers collect their own statistics.
 
     Raises:
-        TypeError: a distance, reducer or regulariser that cannot be called.
+        TypeError: a distance, reducer or regulariser is not callable.
     """
 
     def __init__(
@@ -74,24 +74,23 @@ class BaseMetricLossFunction(torch.nn.Module):
         ref_emb: Tensor | None = None,
         ref_labels: Tensor | None = None,
     ) -> Any:
-        """The loss of a batch.
+        """Return the loss of a batch.
 
         Args:
             embeddings: ``(n, d)``, floating. float16 and bfloat16 are computed in float32.
             labels: ``(n,)``, of any type and on any device.
-            indices_tuple: pairs or triplets, for losses that take them.
-            ref_emb: other embeddings to compare with, for losses that take them.
-            ref_labels: the labels of those.
+            indices_tuple: pairs or triplets, for losses that accept them.
+            ref_emb: other embeddings to compare with, for losses that accept them.
+            ref_labels: the labels of ``ref_emb``.
 
         Returns:
-            A scalar in the type of the embeddings, or whatever else the reducer returns. Half types give float32 for
-            a distance that does not normalise, whose values they may not be able to hold. A batch without rows
-            gives 0.
+            A scalar in the type of the embeddings, or the reducer's result of another type. Half types give float32 for
+            a distance that does not normalise, whose values may overflow them. A batch without rows gives 0.
 
         Raises:
-            TypeError: embeddings or labels that are no tensors.
-            ValueError: wrong shape or type of embeddings or labels, an argument that the loss does not take, or more
-                than one value from the regulariser.
+            TypeError: embeddings or labels are not tensors.
+            ValueError: embeddings or labels have a wrong shape or type, the loss does not accept an argument, or the
+                regulariser returns more than one value.
         """
         terms = self.loss_terms(embeddings, labels, indices_tuple, ref_emb, ref_labels)
         if labels is not None:
@@ -100,7 +99,7 @@ class BaseMetricLossFunction(torch.nn.Module):
             value = self.reducer(terms, embeddings, labels)
         else:
             regularization = terms.pop("embedding_reg_loss", None)
-            # Reducers of pytorch-metric-learning take exactly one term.
+            # Reducers of pytorch-metric-learning accept exactly one term.
             value = self.reducer(terms, embeddings, labels) if terms else embeddings[:0].sum()
             if regularization is not None:
                 value = value + regularization["losses"]
@@ -115,11 +114,11 @@ class BaseMetricLossFunction(torch.nn.Module):
         ref_emb: Tensor | None = None,
         ref_labels: Tensor | None = None,
     ) -> LossDict:
-        """What the reducer would get, after the same checks as in a call.
+        """Return the reducer's input, after the same checks as in a call.
 
         Returns:
-            The terms of ``compute_loss``, and ``embedding_reg_loss`` where there is a regulariser. Half types have
-            their losses in float32.
+            The terms of ``compute_loss``, and ``embedding_reg_loss`` if there is a regulariser. Losses of half types
+            are float32.
         """
         self._check(embeddings, labels)
         if labels is not None:
@@ -138,23 +137,23 @@ class BaseMetricLossFunction(torch.nn.Module):
         ref_emb: Tensor | None,
         ref_labels: Tensor | None,
     ) -> LossDict:
-        """Hook: the terms of a checked batch; ``{}`` for a loss of 0."""
+        """Hook: return the terms of a checked batch; ``{}`` for a loss of 0."""
         raise NotImplementedError
 
     def default_distance(self) -> Callable[..., Tensor]:
-        """Hook: the distance where none is given; here the Euclidean one of normalised rows."""
+        """Hook: return the default distance; here the Euclidean distance of normalised rows."""
         return LpDistance()
 
     def default_reducer(self) -> Callable[..., Any]:
-        """Hook: the reducer where none is given; here the mean."""
+        """Hook: return the default reducer; here the mean."""
         return MeanReducer()
 
     def get_default_distance(self) -> Callable[..., Tensor]:
-        """The older name of ``default_distance``, for subclasses that have it."""
+        """Return ``default_distance()``; the older name, for subclasses that override it."""
         return self.default_distance()
 
     def get_default_reducer(self) -> Callable[..., Any]:
-        """The older name of ``default_reducer``, for subclasses that have it."""
+        """Return ``default_reducer()``; the older name, for subclasses that override it."""
         return self.default_reducer()
 
     def _check(self, embeddings: Tensor, labels: Tensor | None) -> None:
@@ -162,7 +161,7 @@ class BaseMetricLossFunction(torch.nn.Module):
             if not isinstance(value, Tensor) and not (name == "labels" and value is None):
                 raise TypeError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
         check_floating(embeddings, "embeddings")
-        # Distances may take other shapes than the usual.
+        # A distance may accept other shapes.
         check_shapes = getattr(self.distance, "check_shapes", None)
         if check_shapes is not None:
             check_shapes(embeddings, None)
@@ -175,7 +174,7 @@ class BaseMetricLossFunction(torch.nn.Module):
 
 
 def _as_scalar(regularization: Any, embeddings: Tensor) -> Tensor:
-    """What a regulariser returned, a tensor of one value or a number, as a tensor of no dimension."""
+    """Return the result of a regulariser, a tensor of one value or a number, as a 0-D tensor."""
     if not isinstance(regularization, Tensor):
         number = as_real(regularization, "the value of embedding_regularizer", finite=False)
         return embeddings.new_tensor(number, dtype=result_dtype(embeddings.dtype, normalized=False))

@@ -3,7 +3,7 @@
 embeddings (n, d) -> distances (n, n), float32 or float64
     other rows of its label: d - (alpha - margin), where above 0 -> average weighted by exp(pos_temperature value)
     rows of other labels:    alpha - d,            where above 0 -> average weighted by exp(neg_temperature value)
-                                           (1 - imbalance) first + imbalance second -> one loss a row
+                                           (1 - imbalance) first + imbalance second -> one loss per row
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from exactknn.types import LossDict
 class RankedListLoss(BaseMetricLossFunction):
     """Ranked list loss.
 
-    It pulls rows of one label to within ``alpha - margin`` of each other and pushes the others beyond ``alpha``. With
-    ``d`` the distance and ``a = alpha - margin``, row ``i`` has the loss
+    It pulls rows with the same label to within ``alpha - margin`` of each other and pushes rows with different labels
+    beyond ``alpha``. With ``d`` the distance and ``a = alpha - margin``, the loss of row ``i`` is
     ``(1 - imbalance) L_P(i) + imbalance L_N(i)``, where
 
     - ``L_P(i)`` averages ``v = d_ij - a`` over the other rows of its label with ``v > 0``, weighted by
@@ -32,26 +32,26 @@ class RankedListLoss(BaseMetricLossFunction):
     - ``L_N(i)`` averages ``u = alpha - d_ik`` over the rows of other labels with ``u > 0``, weighted by
       ``exp(neg_temperature u)``;
 
-    and an average of nothing is 0. The averages are exact and finite for every finite temperature, and gradients flow
-    through the weights. Which rows take part is decided by labels and distances alone: rows of different labels that
-    coincide are the hardest, not left out.
+    and an empty average is 0. The averages are exact and finite for every finite temperature, and gradients flow
+    through the weights. Only labels and distances determine which rows contribute: coinciding rows with different
+    labels are the hardest, and are included.
 
     Source: Wang, Hua, Kodirov, Hu, Garnier, Robertson: Ranked List Loss for Deep Metric Learning, CVPR 2019,
     https://arxiv.org/abs/1903.03238.
 
     Args:
-        margin: by how much closer than ``alpha`` rows of one label should be.
+        margin: how much closer than ``alpha`` rows with the same label should be.
         neg_temperature: how much the nearest rows of other labels outweigh those farther away; 0: not at all.
         imbalance: weight of ``L_N``, in [0, 1].
-        alpha: the distance that rows of other labels should keep. ``None``: ``1 + margin / 2``.
-        pos_temperature: how much the farthest rows of the same label outweigh those nearer; 0: not at all.
-        options: ``distance`` (default ``LpDistance()``; similarities are refused), ``reducer`` (default the mean over
-            the rows), ``embedding_regularizer``, ``embedding_reg_weight``, ``collect_stats``: see
+        alpha: minimum desired distance to rows of other labels. ``None``: ``1 + margin / 2``.
+        pos_temperature: how much the farthest rows of the same label outweigh nearer ones; 0: not at all.
+        options: ``distance`` (default ``LpDistance()``; similarities are not allowed), ``reducer`` (default the mean
+            over the rows), ``embedding_regularizer``, ``embedding_reg_weight``, ``collect_stats``: see
             ``BaseMetricLossFunction``.
 
     Raises:
-        TypeError: what should be a number is none, or an option that there is not.
-        ValueError: ``imbalance`` outside [0, 1], a number that is not finite, or a similarity as distance.
+        TypeError: a numeric argument is not a number, or an option is unknown.
+        ValueError: ``imbalance`` is outside [0, 1], a number is not finite, or the distance is a similarity.
     """
 
     def __init__(
@@ -66,8 +66,7 @@ class RankedListLoss(BaseMetricLossFunction):
         super().__init__(**options)
         if getattr(self.distance, "is_inverted", False):
             raise ValueError(
-                "distance must be one whose smaller values are nearer, got the similarity "
-                f"{type(self.distance).__name__}"
+                f"distance must be one for which smaller is nearer, got the similarity {type(self.distance).__name__}"
             )
         self.margin = as_real(margin, "margin")
         self.neg_temperature = as_real(neg_temperature, "neg_temperature")
@@ -85,10 +84,11 @@ class RankedListLoss(BaseMetricLossFunction):
         ref_emb: Tensor | None = None,
         ref_labels: Tensor | None = None,
     ) -> LossDict:
-        """One loss a row, as the term ``loss`` of kind ``element``.
+        """Return one loss per row, as the term ``loss`` of kind ``element``.
 
         Raises:
-            ValueError: no labels, any of the three arguments after them, or no ``(n, n)`` tensor from the distance.
+            ValueError: there are no labels, any of the three arguments after them is given, or the distance does not
+                return an ``(n, n)`` tensor.
         """
         if labels is None:
             raise ValueError("labels must be given for RankedListLoss, got None")
@@ -111,7 +111,7 @@ class RankedListLoss(BaseMetricLossFunction):
             same = labels.unsqueeze(1) == labels
             other = same.logical_not()
             same.fill_diagonal_(False)
-            other.fill_diagonal_(False)  # a label that is NaN differs from itself
+            other.fill_diagonal_(False)  # a NaN label differs from itself
             positive, _ = _Average.apply(distances - (self.alpha - self.margin), same, self.pos_temperature)
             negative, _ = _Average.apply(self.alpha - distances, other, self.neg_temperature)
             losses = (1 - self.imbalance) * positive + self.imbalance * negative
@@ -119,17 +119,17 @@ class RankedListLoss(BaseMetricLossFunction):
         return {"loss": {"losses": losses, "indices": indices, "reduction_type": "element"}}
 
     def extra_repr(self) -> str:
-        """The settings, for ``repr``."""
+        """Return the settings, for ``repr``."""
         names = ("margin", "neg_temperature", "imbalance", "alpha", "pos_temperature")
         return ", ".join(f"{name}={getattr(self, name)}" for name in names)
 
 
 class _Average(torch.autograd.Function):
-    """``average_of_excess`` in few passes over the matrix, and its slopes, formed beside it in place."""
+    """``average_of_excess`` in few passes over the matrix, with its derivatives, computed in place."""
 
     @staticmethod
     def forward(excess: Tensor, candidates: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        rejected = (excess <= 0).logical_or_(candidates.logical_not())  # not a NaN, which is to be seen
+        rejected = (excess <= 0).logical_or_(candidates.logical_not())  # a NaN is not rejected, so it propagates
         chosen = rejected.logical_not()
         temperature = _within_range(temperature, excess.dtype)
         values = excess.masked_fill(rejected, math.copysign(math.inf, -temperature))
@@ -138,8 +138,8 @@ class _Average(torch.autograd.Function):
         weights = (values * temperature).exp_().mul_(chosen)
         weights.div_(weights.sum(dim=1, keepdim=True).clamp_(min=1))
         deviation = (weights * values).sum(dim=1)
-        # The derivative by a value v is w (1 + T (v - average)). The weight comes first: where it is 0, the temperature
-        # may be too much for the difference.
+        # The derivative by a value v is w (1 + T (v - average)). Multiply by the weight first: if it is 0, the
+        # temperature times the difference may overflow.
         slopes = values.sub_(deviation.unsqueeze(1)).mul_(weights).mul_(temperature).add_(weights)
         return heaviest + deviation, slopes
 
@@ -155,17 +155,17 @@ class _Average(torch.autograd.Function):
         excess, candidates, slopes = ctx.saved_tensors
         if not torch.is_grad_enabled():
             return slopes * grad.unsqueeze(1), None, None
-        # The second derivative is asked for: the plain formula has one.
+        # create_graph: the plain formula has a second derivative.
         average = average_of_excess(excess, candidates, ctx.temperature)
         return (*torch.autograd.grad(average, excess, grad, create_graph=True), None, None)
 
 
 def average_of_excess(excess: Tensor, candidates: Tensor, temperature: float) -> Tensor:
-    """Averages of each row's values above 0 among the candidates, weighted by ``exp(temperature value)``.
+    """Return averages of each row's values above 0 among the candidates, weighted by ``exp(temperature value)``.
 
-    Values are measured from the row's heaviest one, whose weight is then 1 and all others at most 1: nothing
-    overflows, and among equal values a large temperature meets a difference of exactly 0. For the gradient that value
-    ``c`` is a constant, as the average of ``v - c``, plus ``c``, does not depend on it.
+    The row's value of the largest weight is subtracted first, so that its weight is 1 and all others are at most 1:
+    nothing overflows, and for equal values a large temperature multiplies a difference of exactly 0. For the gradient
+    that value ``c`` is a constant, since the average of ``v - c``, plus ``c``, does not depend on it.
 
     Args:
         excess: ``(n, m)``.
@@ -173,14 +173,14 @@ def average_of_excess(excess: Tensor, candidates: Tensor, temperature: float) ->
         temperature: finite.
 
     Returns:
-        ``(n,)``; 0 for a row that has none, NaN for one with a NaN among its candidates.
+        ``(n,)``; 0 for a row without such values, NaN for a row with a NaN among its candidates.
     """
-    chosen = candidates & ~(excess <= 0)  # a NaN too, so that it is seen
+    chosen = candidates & ~(excess <= 0)  # including NaN, so that it propagates
     temperature = _within_range(temperature, excess.dtype)
     heaviest = _heaviest(excess.detach().masked_fill(~chosen, math.copysign(math.inf, -temperature)), temperature)
     values = (excess - heaviest.unsqueeze(1)).masked_fill(~chosen, 0)
     weights = (values * temperature).exp() * chosen
-    total = weights.sum(dim=1)  # at least 1, or 0 for a row that has none
+    total = weights.sum(dim=1)  # at least 1, or 0 for a row without such values
     return heaviest + (weights * values).sum(dim=1) / total.masked_fill(total == 0, 1)
 
 
@@ -190,6 +190,6 @@ def _within_range(temperature: float, dtype: torch.dtype) -> float:
 
 
 def _heaviest(values: Tensor, temperature: float) -> Tensor:
-    """``(n,)`` largest values of the rows, smallest for a negative temperature; 0 where all are infinite."""
+    """Return ``(n,)`` largest values of the rows, smallest for a negative temperature; 0 where all are infinite."""
     heaviest = torch.amin(values, dim=1) if math.copysign(1, temperature) < 0 else torch.amax(values, dim=1)
     return heaviest.masked_fill_(heaviest.isinf(), 0)

@@ -1,8 +1,8 @@
-"""From losses of rows, pairs or triplets to one value, as ``torch.nn.Module`` objects.
+"""Reducers of the losses of rows, pairs or triplets to one value, as ``torch.nn.Module`` objects.
 
     {name: {"losses", "indices", "reduction_type"}}  -> reducer(loss_dict, embeddings, labels) -> scalar
 
-The names, the dictionaries and the hooks of subclasses are those of pytorch-metric-learning.
+Names, dictionaries and hooks for subclasses are those of pytorch-metric-learning.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-r"""The frame that all reducers share.
+r"""The base class of all reducers.
 
 loss_dict -> term -> checked -> a hook by its kind -> value -> sum over the terms
                         \-> nothing to reduce: a zero with a gradient of zero
@@ -15,14 +15,14 @@ from torch import Tensor
 
 from exactknn.types import LossDict, LossTerm
 
-# How many index tensors each kind has.
+# Number of index tensors of each kind.
 _KINDS = {"element": 1, "pos_pair": 2, "neg_pair": 2, "triplet": 3}
 _KIND_OF_COUNT = {1: "element", 2: "pos_pair", 3: "triplet"}
 _INDEX_DTYPES = (torch.int64, torch.int32)
 
 
 class BaseReducer(torch.nn.Module):
-    """Base of the reducers; a subclass gives ``element_reduction``, or one method for each kind of losses.
+    """Base class of the reducers; a subclass implements ``element_reduction``, or one method per kind of losses.
 
     Args:
         collect_stats: record the number of losses of each call as the attribute ``losses_size``. ``None``: no.
@@ -36,28 +36,28 @@ class BaseReducer(torch.nn.Module):
         self.reset_stats()
 
     def forward(self, loss_dict: LossDict, embeddings: Tensor, labels: Tensor | None) -> Any:
-        """Reduce each term and add the results.
+        """Return the sum of the reduced terms.
 
         Args:
             loss_dict: terms by name, see ``exactknn.types.LossTerm``.
-            embeddings: ``(n, d)``: the rows that the indices speak of. Without any losses the result is a zero whose
+            embeddings: ``(n, d)``: the rows that the indices refer to. Without losses the result is a zero whose
                 gradient with respect to them is zero.
-            labels: ``(n,)``; ``None`` where the reducer does not need them.
+            labels: ``(n,)``; ``None`` if the reducer does not need them.
 
         Returns:
             A scalar of the losses' type.
 
         Raises:
-            ValueError: an unknown kind, losses and indices of different sizes, a ``divisor`` that this reducer would
-                not use.
-            TypeError: indices that are neither int64 nor int32.
+            ValueError: a kind is unknown, losses and indices have different sizes, or a term has a ``divisor`` that
+                this reducer would ignore.
+            TypeError: indices are neither int64 nor int32.
         """
         self.reset_stats()
         values = [self.reduce_term(name, term, embeddings, labels) for name, term in loss_dict.items()]
         return functools.reduce(operator.add, values) if values else self.zero_loss(embeddings)
 
     def reduce_term(self, name: str, term: LossTerm, embeddings: Tensor, labels: Tensor | None) -> Tensor:
-        """Hook: the value of one term."""
+        """Hook: return the value of one term."""
         if "divisor" in term:
             raise ValueError(
                 f"loss_dict[{name!r}] has a divisor, which {type(self).__name__} would ignore: use DivisorReducer"
@@ -67,7 +67,7 @@ class BaseReducer(torch.nn.Module):
     def reduce_the_loss(
         self, name: str, term: LossTerm, embeddings: Tensor, labels: Tensor | None, **options: Any
     ) -> Tensor:
-        """Check a term and hand it to the method of its kind, with the options."""
+        """Return the value of a checked term, from the method of its kind, called with the options."""
         losses, indices = term["losses"], term["indices"]
         if not isinstance(losses, Tensor):
             if losses != 0:
@@ -92,33 +92,33 @@ class BaseReducer(torch.nn.Module):
     def element_reduction(
         self, losses: Tensor, loss_indices: Tensor, embeddings: Tensor, labels: Tensor | None, **options: Any
     ) -> Tensor:
-        """Hook: the value of one loss a row; ``loss_indices`` are the rows. There is at least one loss."""
+        """Hook: return the value of one loss per row; ``loss_indices`` are the rows. There is at least one loss."""
         raise NotImplementedError
 
     def pos_pair_reduction(self, losses: Tensor, loss_indices: Any, *args: Any, **options: Any) -> Tensor:
-        """Hook: the value of losses of positive pairs. Here: as elements, by their anchors."""
+        """Hook: return the value of losses of positive pairs. Here: as elements, by their anchors."""
         return self.element_reduction(losses, loss_indices[0], *args, **options)
 
     def neg_pair_reduction(self, losses: Tensor, loss_indices: Any, *args: Any, **options: Any) -> Tensor:
-        """Hook: the value of losses of negative pairs. Here: as elements, by their anchors."""
+        """Hook: return the value of losses of negative pairs. Here: as elements, by their anchors."""
         return self.element_reduction(losses, loss_indices[0], *args, **options)
 
     def triplet_reduction(self, losses: Tensor, loss_indices: Any, *args: Any, **options: Any) -> Tensor:
-        """Hook: the value of losses of triplets. Here: as elements, by their anchors."""
+        """Hook: return the value of losses of triplets. Here: as elements, by their anchors."""
         return self.element_reduction(losses, loss_indices[0], *args, **options)
 
     def zero_loss(self, embeddings: Tensor) -> Tensor:
-        """A zero whose gradient with respect to the embeddings is zero, whatever they hold."""
+        """Return a zero whose gradient with respect to the embeddings is zero, whatever their values."""
         return embeddings[:0].sum()
 
     def reset_stats(self) -> None:
-        """Set what is recorded to 0, if it is recorded."""
+        """Reset the statistics to 0, if ``collect_stats`` is set."""
         if self.collect_stats:
             self.losses_size = 0
 
 
 def kind_of(name: str, term: LossTerm) -> str:
-    """The kind of a term's losses: as given, else by its indices."""
+    """Return the kind of a term's losses, as given or inferred from its indices."""
     if "reduction_type" in term:
         kind = term["reduction_type"]
         if kind != "already_reduced" and kind not in _KINDS:

@@ -1,4 +1,4 @@
-"""Reducers that stand on other reducers, and the one that does nothing."""
+"""Reducers composed of other reducers, and the identity."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from exactknn.types import LossDict
 
 
 def row_mean(values: Tensor, counts: Tensor) -> Tensor:
-    """``(n,)`` means of the pairs of each anchor; 0 for an anchor without pairs.
+    """Return ``(n,)`` means over the pairs of each anchor; 0 for an anchor without pairs.
 
     Args:
         values: ``(n, n)``, 0 where there is no pair.
@@ -26,14 +26,14 @@ def row_mean(values: Tensor, counts: Tensor) -> Tensor:
 
 
 class PerAnchorReducer(BaseReducer):
-    """Losses of pairs to one value an anchor, which another reducer reduces.
+    """Aggregates the losses of pairs to one value per anchor, and reduces these with another reducer.
 
-    All ``n`` anchors take part, those without pairs too. Half types are averaged in float32, which the result keeps.
-    Losses of rows go to the inner reducer as they are.
+    All ``n`` anchors count, even those without pairs. Half types are averaged in float32, the type of the result.
+    Losses of rows are passed to the inner reducer unchanged.
 
     Args:
         reducer: the inner reducer. ``None``: ``MeanReducer()``.
-        aggregation_func: from the ``(n, n)`` losses by anchor and other row (0 where there is no pair) and the ``(n,)``
+        aggregation_func: maps the ``(n, n)`` losses by anchor and other row (0 where there is no pair) and the ``(n,)``
             numbers of pairs to ``(n,)`` values.
         collect_stats: see ``BaseReducer``.
     """
@@ -51,14 +51,14 @@ class PerAnchorReducer(BaseReducer):
     def element_reduction(
         self, losses: Tensor, loss_indices: Tensor, embeddings: Tensor, labels: Tensor | None, **options: Any
     ) -> Any:
-        """What the inner reducer makes of the losses."""
+        """Return the inner reducer's value of the losses."""
         terms: LossDict = {"loss": {"losses": losses, "indices": loss_indices, "reduction_type": "element"}}
         return self.reducer(terms, embeddings, labels)
 
     def pos_pair_reduction(
         self, losses: Tensor, loss_indices: Any, embeddings: Tensor, labels: Tensor | None, **options: Any
     ) -> Any:
-        """What the inner reducer makes of the anchors' values."""
+        """Return the inner reducer's value of the anchors' values."""
         n = len(embeddings)
         wide = losses.float() if losses.dtype in (torch.float16, torch.bfloat16) else losses
         places = tuple(tensor.long() for tensor in loss_indices)
@@ -72,16 +72,16 @@ class PerAnchorReducer(BaseReducer):
     def neg_pair_reduction(
         self, losses: Tensor, loss_indices: Any, embeddings: Tensor, labels: Tensor | None, **options: Any
     ) -> Any:
-        """What the inner reducer makes of the anchors' values."""
+        """Return the inner reducer's value of the anchors' values."""
         return self.pos_pair_reduction(losses, loss_indices, embeddings, labels)
 
     def triplet_reduction(self, losses: Tensor, loss_indices: Any, *args: Any, **options: Any) -> Tensor:
-        """Refused: a triplet has no single other row."""
+        """Raise ``NotImplementedError``: a triplet has two other rows."""
         raise NotImplementedError("PerAnchorReducer takes losses of rows and of pairs, got triplets")
 
 
 class MultipleReducers(BaseReducer):
-    """Each term to the reducer of its name; the results are added.
+    """Reduces each term with the reducer of its name, and adds the results.
 
     Args:
         reducers: reducers by the name of the term.
@@ -100,7 +100,7 @@ class MultipleReducers(BaseReducer):
         self.default_reducer = MeanReducer() if default_reducer is None else default_reducer
 
     def forward(self, loss_dict: LossDict, embeddings: Tensor, labels: Tensor | None) -> Tensor:
-        """Reduce each term by its own reducer and add the results; see ``BaseReducer.forward``."""
+        """Return the sum of the terms, each reduced by its own reducer; see ``BaseReducer.forward``."""
         reducers = dict(self.reducers.items())
         values: list[Tensor] = [
             reducers.get(name, self.default_reducer)({name: term}, embeddings, labels)
@@ -110,8 +110,8 @@ class MultipleReducers(BaseReducer):
 
 
 class DoNothingReducer(BaseReducer):
-    """Hands back the dictionary that it was given."""
+    """Returns its input unchanged."""
 
     def forward(self, loss_dict: LossDict, embeddings: Tensor | None = None, labels: Tensor | None = None) -> LossDict:
-        """The same object."""
+        """Return ``loss_dict`` itself."""
         return loss_dict

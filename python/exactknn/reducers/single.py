@@ -1,4 +1,4 @@
-"""Reducers of one list of losses to a number."""
+"""Reducers of a list of losses to a number."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from exactknn.types import LossTerm
 
 
 class MeanReducer(BaseReducer):
-    """The mean of the losses; 0 without any."""
+    """The mean of the losses; 0 without losses."""
 
     def element_reduction(self, losses: Tensor, *args: Any, **options: Any) -> Tensor:
-        """The mean."""
+        """Return the mean."""
         return torch.mean(losses)
 
 
@@ -24,21 +24,21 @@ class SumReducer(BaseReducer):
     """The sum of the losses."""
 
     def element_reduction(self, losses: Tensor, *args: Any, **options: Any) -> Tensor:
-        """The sum."""
+        """Return the sum."""
         return torch.sum(losses)
 
 
 class ThresholdReducer(BaseReducer):
-    """The mean of the losses with ``low < loss < high``; 0 where there is none. A NaN is not between any bounds.
+    """The mean of the losses with ``low < loss < high``; 0 if there is none. A NaN is never between the bounds.
 
     Args:
-        low: lower bound, itself excluded. ``None``: no such bound.
-        high: upper bound, itself excluded. ``None``: no such bound.
+        low: exclusive lower bound. ``None``: no lower bound.
+        high: exclusive upper bound. ``None``: no upper bound.
         collect_stats: also record ``num_past_filter``, ``num_above_low`` and ``num_below_high``; see ``BaseReducer``.
 
     Raises:
         TypeError: a bound is not a real number.
-        ValueError: neither bound is given, or one is a NaN.
+        ValueError: neither bound is given, or a bound is NaN.
     """
 
     num_past_filter: int
@@ -64,22 +64,22 @@ class ThresholdReducer(BaseReducer):
             self.num_past_filter += len(chosen)
             self.num_above_low += int(above.sum())
             self.num_below_high += int(below.sum())
-        # Without a branch on values, which torch.compile could not follow.
+        # Not a branch on values, which torch.compile cannot trace.
         return torch.where(between.any(), chosen.mean(), self.zero_loss(embeddings).to(losses.dtype))
 
     def reset_stats(self) -> None:
-        """Set what is recorded to 0, if it is recorded."""
+        """Reset the statistics to 0, if ``collect_stats`` is set."""
         super().reset_stats()
         if self.collect_stats:
             self.num_past_filter = self.num_above_low = self.num_below_high = 0
 
     def extra_repr(self) -> str:
-        """The bounds, for ``repr``."""
+        """Return the bounds, for ``repr``."""
         return f"low={self.low}, high={self.high}"
 
 
 class AvgNonZeroReducer(ThresholdReducer):
-    """The mean of the losses above 0; 0 where there is none."""
+    """The mean of the losses above 0; 0 if there is none."""
 
     def __init__(self, collect_stats: bool | None = None) -> None:
         super().__init__(low=0, collect_stats=collect_stats)
@@ -91,11 +91,11 @@ class ClassWeightedReducer(BaseReducer):
     The sum is divided by the number of losses, not by the sum of the weights.
 
     Args:
-        weights: ``(number of classes,)``: labels are places in it.
+        weights: ``(number of classes,)``, indexed by label.
         collect_stats: see ``BaseReducer``.
 
     Raises:
-        ValueError: ``weights`` are not 1-D.
+        ValueError: ``weights`` is not 1-D.
     """
 
     weights: Tensor
@@ -104,33 +104,33 @@ class ClassWeightedReducer(BaseReducer):
         super().__init__(collect_stats=collect_stats)
         weights = torch.as_tensor(weights)
         if weights.ndim != 1:
-            raise ValueError(f"weights must be 1-D, one for each class, got shape {tuple(weights.shape)}")
-        # Not part of the state: a loss with this reducer can be loaded where it was saved with another.
+            raise ValueError(f"weights must be 1-D, one per class, got shape {tuple(weights.shape)}")
+        # Not part of the state dict, so that a loss saved with another reducer can be loaded.
         self.register_buffer("weights", weights, persistent=False)
 
     def element_reduction(
         self, losses: Tensor, loss_indices: Tensor, embeddings: Tensor, labels: Tensor | None, **options: Any
     ) -> Tensor:
-        """The mean of the weighted losses.
+        """Return the mean of the weighted losses.
 
         Raises:
-            ValueError: labels that are missing or no whole numbers.
+            ValueError: labels are missing or not integers.
         """
         if labels is None or labels.is_floating_point():
             given = None if labels is None else labels.dtype
-            raise ValueError(f"labels must be the whole numbers of classes for ClassWeightedReducer, got {given}")
+            raise ValueError(f"labels must be integer class numbers for ClassWeightedReducer, got {given}")
         classes = labels.to(losses.device)[loss_indices.to(losses.device)].long()
         return torch.mean(losses * self.weights.to(losses.device, losses.dtype)[classes])
 
 
 class DivisorReducer(BaseReducer):
-    """The sum of the losses over the term's ``divisor``; 0 where that is 0.
+    """The sum of the losses divided by the term's ``divisor``; 0 if that is 0.
 
-    Terms that are reduced already need no divisor and are not divided.
+    Terms that are already reduced need no divisor and are not divided.
     """
 
     def reduce_term(self, name: str, term: LossTerm, embeddings: Tensor, labels: Tensor | None) -> Tensor:
-        """The value of one term.
+        """Return the value of one term.
 
         Raises:
             KeyError: the divisor is missing.
@@ -142,11 +142,11 @@ class DivisorReducer(BaseReducer):
     def element_reduction(
         self, losses: Tensor, loss_indices: Tensor, embeddings: Tensor, labels: Tensor | None, **options: Any
     ) -> Tensor:
-        """The sum over ``divisor``."""
+        """Return the sum divided by ``divisor``."""
         divisor = options["divisor"]
         if divisor == 0:
             return self.zero_loss(embeddings).to(losses.dtype)
         value: Tensor = losses.sum() / divisor
-        if losses.dtype == torch.float16:  # the sum may be out of range where the quotient is not
+        if losses.dtype == torch.float16:  # the sum may overflow even if the quotient does not
             value = torch.where(value.isfinite(), value, (losses.float().sum() / divisor).to(losses.dtype))
         return value.to(losses.dtype)

@@ -88,10 +88,10 @@ def test_class_weights_keep_their_digits():
 
 def test_class_weights_need_classes():
     for weights in (1.0, [[1.0, 2.0]]):
-        with pytest.raises(ValueError, match=r"^weights must be 1-D, one for each class, got shape \("):
+        with pytest.raises(ValueError, match=r"^weights must be 1-D, one per class, got shape \("):
             ClassWeightedReducer(weights)
     for labels in (None, LABELS.float()):
-        with pytest.raises(ValueError, match="labels must be the whole numbers of classes for ClassWeightedReducer"):
+        with pytest.raises(ValueError, match="labels must be integer class numbers for ClassWeightedReducer"):
             reduce(ClassWeightedReducer([1.0, 1, 1]), LOSSES, ROWS, labels=labels)
 
 
