@@ -1,13 +1,13 @@
 """Exact k-nearest-neighbour search.
 
     knn(query, reference, k), radius(query, reference, r)             (references in blocks: _stream)
-        -> _arrays: row-major views in CPU memory, no copy where the layout allows
-        -> _core:   the Rust core (GIL released, Ctrl-C answered), which tells _progress how far it is
+        -> _arrays: row-major views in CPU memory, zero-copy if the layout allows
+        -> _core:   the Rust core (GIL released, interruptible by Ctrl-C), which reports to _progress
         -> (distances, indices), or (indptr, indices, distances), as NumPy arrays
-    Index: the same searches of rows that are prepared once
+    Index: the same searches over rows that are prepared once
 
-Importing this package loads NumPy and the native core only. The parts for PyTorch live in
-``exactknn.evaluation`` and ``exactknn.distances``.
+Importing this package loads only NumPy and the native core. The PyTorch modules are ``exactknn.evaluation``,
+``exactknn.distances``, ``exactknn.losses`` and ``exactknn.reducers``.
 """
 
 from __future__ import annotations
@@ -41,5 +41,5 @@ __all__ = [
     "simd_level",
 ]
 
-# Without a handler of its own a library's warnings would reach stderr through logging's last resort.
+# Without a handler, warnings would reach stderr through logging's last-resort handler.
 logging.getLogger(__name__).addHandler(logging.NullHandler())

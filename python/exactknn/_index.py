@@ -1,13 +1,12 @@
 """References that are prepared once and searched many times.
 
-    add, train ──as_matrix──> rows ──rounded──> _core.Index: packed in parts, in memory or mapped from a file
-    search, radius, ranks ──as_matrix──> queries ──widened──> _core.Index: the rows of this moment ──> NumPy arrays
+    add, train ──as_matrix──> rows ──rounded──> _core.Index: packed in segments, in memory or mapped from a file
+    search, radius, ranks ──as_matrix──> queries ──widened──> _core.Index: a snapshot of the rows ──> NumPy arrays
     save, load ──────────────────────────────────────> the file of an index
     pickle, copy ──rows──> a new index
 
-The core makes an index for one dimension and one type, so there is none before the first rows have come. That index is
-the only thing of this object that ever changes: threads that search take it as they find it, and it gives each of them
-the rows of one moment.
+A core index has a fixed dimension and type, so it is created with the first rows. It is the only mutable attribute of
+`Index`: a search reads it once, and the core searches a snapshot of its rows.
 """
 
 from __future__ import annotations
@@ -28,26 +27,26 @@ from exactknn._progress import Progress
 
 
 class Index:
-    """Rows that are prepared once, to be searched many times.
+    """Rows that are prepared once and searched many times.
 
-    A search answers with the bytes that `exactknn.knn` and `exactknn.radius` give for the rows as they are stored.
-    Rows are numbered from 0, in the order in which they were added.
+    Results are, byte for byte, those of `exactknn.knn` and `exactknn.radius` for the stored rows. Rows are numbered
+    from 0, in the order in which they were added.
 
-    Any number of threads may search one index while others change it: a search sees all rows of one moment.
+    Any number of threads may search an index while others change it: each search uses a snapshot of the rows.
 
     Args:
         metric: as for `exactknn.knn`; or ``"cosine_similarity"`` (largest first), ``"normalized_sqeuclidean"`` or
             ``"normalized_euclidean"`` (of rows divided by their 2-norm, smallest first).
-        dtype: what is stored: ``"float32"``, ``"float16"``, ``"bfloat16"`` or ``"float64"``, or such a type of NumPy or
-            torch. Rows of another type are rounded to it, to nearest, ties to even. ``None``: the type of the first
-            rows; later rows may be of any type whose values it holds.
+        dtype: type of the stored rows: ``"float32"``, ``"float16"``, ``"bfloat16"`` or ``"float64"``, or such a type of
+            NumPy or torch. Rows of another type are rounded to it, to nearest, ties to even. ``None``: the type of the
+            first rows; later rows may be of any type whose values it represents exactly.
         p: exponent of ``"minkowski"``, as for `exactknn.knn`.
-        num_threads: threads for each call that names no number of its own, at least 1. ``None``: see
-            ``set_num_threads``.
+        num_threads: default number of threads of each call, at least 1. ``None``: see ``set_num_threads``.
 
     Raises:
-        TypeError: ``p`` not a number, ``num_threads`` not an integer, or a ``dtype`` or ``metric`` of another kind.
-        ValueError: unknown ``metric`` or ``dtype``, a ``p`` or ``num_threads`` out of range.
+        TypeError: ``p`` is not a number, ``num_threads`` is not an integer, or ``dtype`` or ``metric`` is of a wrong
+            type.
+        ValueError: ``metric`` or ``dtype`` is unknown, or ``p`` or ``num_threads`` is out of range.
 
     Examples:
         >>> index = Index()
@@ -66,17 +65,17 @@ class Index:
             raise TypeError(f"metric must be a string, got {type(metric).__name__}")
         if p is not None:
             p = as_exponent(p, "p")
-        # Refuses what it does not know, and knows that minkowski of p=1 is cityblock.
+        # Checks metric and p, and normalises aliases: minkowski with p=1 becomes cityblock.
         checked = _core.Index(1, metric, "float32", p=p)
         self._metric = checked.metric
         self._p = checked.p
         self._dtype = None if dtype is None else as_dtype_name(dtype, "dtype")
         self._num_threads = as_optional_count(num_threads, "num_threads")
         self._native: _core.Index | None = None
-        # Held to put an index in place of another, never while one is filled: a forked child must find it free.
+        # Held only to replace the index, never while filling one: a forked child must find it unlocked.
         self._lock = threading.Lock()
 
-    # --- what it is ------------------------------------------------------------------------------------------------
+    # --- properties ------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         """Number of rows."""
@@ -85,7 +84,7 @@ class Index:
 
     @property
     def metric(self) -> str:
-        """What is measured; ``"minkowski"`` of ``p`` 1, 2 and infinity goes by the name that it has without."""
+        """Name of the metric; ``"minkowski"`` with ``p`` 1, 2 or infinity has the name of the equivalent metric."""
         return self._metric
 
     @property
@@ -95,19 +94,19 @@ class Index:
 
     @property
     def dim(self) -> int | None:
-        """Columns of the rows; ``None`` before there are any."""
+        """Dimension of the rows; ``None`` before the first rows."""
         native = self._native
         return None if native is None else native.dim
 
     @property
     def dtype(self) -> str | None:
-        """Name of the type that is stored; ``None`` before it is known."""
+        """Name of the type of the stored rows; ``None`` before it is known."""
         native = self._native
         return self._dtype if native is None else native.dtype
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the rows, and what is prepared of them, take; those mapped from a file do not count."""
+        """Bytes of memory of the rows and their packed panels; those mapped from a file do not count."""
         native = self._native
         return 0 if native is None else native.nbytes
 
@@ -116,19 +115,19 @@ class Index:
         return f"Index(metric={self._metric!r}, dtype={self.dtype!r}{p}, rows={len(self)}, dim={self.dim})"
 
     def rows(self, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
-        """Copy the rows ``start`` to ``stop`` as they are stored.
+        """Return a copy of the stored rows ``start`` to ``stop``.
 
         Args:
             start: the first row, from 0 to the number of rows.
-            stop: one behind the last row; ``None``: the number of rows.
+            stop: one past the last row; ``None``: the number of rows.
 
         Returns:
-            ``(stop - start, dim)``, of the type that is stored; bfloat16 as float32, which holds the same values.
+            ``(stop - start, dim)``, of the stored type; bfloat16 as float32, which represents the same values.
 
         Raises:
-            TypeError: ``start`` or ``stop`` not an integer.
-            ValueError: not rows of the index; there has never been a row; or the file that they are mapped from is
-                damaged.
+            TypeError: ``start`` or ``stop`` is not an integer.
+            ValueError: the range is not in the index, no row was ever added, or the file that the rows are mapped from
+                is damaged.
         """
         start = as_count(start, "start", minimum=0)
         stop = None if stop is None else as_count(stop, "stop", minimum=0)
@@ -136,10 +135,10 @@ class Index:
         copied = Matrix(native.copy(start, stop), native.dtype == "bfloat16")
         return converted(copied, "float32") if copied.bfloat16 else copied.array
 
-    # --- rows come and go ------------------------------------------------------------------------------------------
+    # --- adding and removing rows ----------------------------------------------------------------------------------
 
     def train(self, reference: Any, *, num_threads: int | None = None, progress: Progress = None) -> None:
-        """Replace all rows by these, which may have another dimension. After any error the old ones are there.
+        """Replace all rows by these, which may have another dimension. After an error the index is unchanged.
 
         Arguments and errors are those of `add`.
         """
@@ -151,20 +150,20 @@ class Index:
             self._native = native
 
     def add(self, reference: Any, *, num_threads: int | None = None, progress: Progress = None) -> None:
-        """Append rows; they are numbered on from those that are there.
+        """Append rows; their numbers continue after the last row.
 
-        What is refused, or stopped by ``progress``, appends none; an interrupt leaves all of them or none.
+        An error, or an exception from ``progress``, appends none of them; an interrupt appends all of them or none.
 
         Args:
-            reference: ``(m, d)``, of the kinds that `exactknn.knn` takes, finite.
-            num_threads: threads for this call, at least 1. ``None``: as the index was made.
+            reference: ``(m, d)``, of the kinds that `exactknn.knn` accepts, finite.
+            num_threads: threads for this call, at least 1. ``None``: the index's default.
             progress: as for `exactknn.knn`.
 
         Raises:
-            TypeError: a type that is not taken; without a ``dtype`` for the index, one with values that the type of the
-                first rows does not hold.
-            ValueError: wrong shape, dimension or device; by row and column a NaN or infinity, or a value beyond the
-                range of the type that is stored.
+            TypeError: the rows are of an unsupported type or, if the index has no ``dtype``, of one that the type of
+                the first rows does not represent exactly.
+            ValueError: the shape, dimension or device is invalid, or a value is NaN, infinite or beyond the range of
+                the stored type (the message names row and column).
         """
         matrix = as_matrix(reference, "reference")
         threads = self._threads(num_threads)
@@ -177,28 +176,28 @@ class Index:
                     if native is None:
                         self._native = first
                         return
-                # Another thread was first: these rows come behind its own.
+                # Another thread was first: append these rows after its own.
             self._append(native, matrix, threads, report)
 
     def remove(self, mask: Any) -> None:
-        """Drop rows; those behind them move up. Costs a copy of each part of the index that loses a row.
+        """Remove rows and renumber those after them. Copies each segment of the index that loses a row.
 
         Args:
-            mask: a bool for each row, True where it is to go: ``(m,)``, an array, a tensor in CPU memory, or a list.
+            mask: one bool per row, True to remove it: ``(m,)``, an array, a tensor in CPU memory, or a list.
 
         Raises:
-            TypeError: not bools, or a masked array.
-            ValueError: wrong shape or device, or not as many as there are rows; or the file that rows are mapped from
-                is damaged. Then all rows are there.
+            TypeError: ``mask`` does not hold bools, or is a masked array.
+            ValueError: ``mask`` has a wrong shape, device or length, or the file that rows are mapped from is damaged.
+                The index is then unchanged.
         """
         given = as_array(mask, "mask")
         if given.dtype != np.bool_:
             raise TypeError(
-                f"mask must hold a bool for each row, got {given.dtype.name}; "
+                f"mask must hold one bool per row, got {given.dtype.name}; "
                 "for row numbers: mask = numpy.zeros(len(index), bool); mask[numbers] = True"
             )
         if given.ndim != 1:
-            raise ValueError(f"mask must be 1-D, one bool for each row, got shape {given.shape}")
+            raise ValueError(f"mask must be 1-D, one bool per row, got shape {given.shape}")
         native = self._native
         if native is not None:
             native.remove(np.ascontiguousarray(given))
@@ -206,7 +205,7 @@ class Index:
             raise ValueError(f"mask must have one entry for each of the 0 rows, got {len(given)}")
 
     def reset(self) -> None:
-        """Drop all rows; the next may have another dimension and, without a ``dtype`` for the index, another type."""
+        """Remove all rows; new rows may have another dimension and, if the index has no ``dtype``, another type."""
         with self._lock:
             self._native = None
 
@@ -221,25 +220,25 @@ class Index:
         num_threads: int | None = None,
         progress: Progress = None,
     ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-        """Find the ``k`` exact nearest rows of each query row: `exactknn.knn` of the query and the rows stored.
+        """Return the ``k`` exact nearest rows of each query row: `exactknn.knn` of the query and the stored rows.
 
         Args:
-            query: ``(n, dim)``, of the kinds that `exactknn.knn` takes. float16 and bfloat16 are widened; float64 needs
-                an index that stores it.
+            query: ``(n, dim)``, of the kinds that `exactknn.knn` accepts. float16 and bfloat16 are widened; float64
+                needs an index of float64 rows.
             k: number of neighbours, from 0 to the number of rows (one less with ``exclude_self``); ``None``: all.
             exclude_self: the first ``n`` rows of the index are the queries; query ``i`` never gets row ``i``.
-            num_threads: threads for this call, at least 1. ``None``: as the index was made.
+            num_threads: threads for this call, at least 1. ``None``: the index's default.
             progress: as for `exactknn.knn`.
 
         Returns:
-            ``(distances, indices)``, both ``(n, k)``, nearest first. Distances are float64 where that is stored, else
+            ``(distances, indices)``, both ``(n, k)``, nearest first. Distances are float64 for float64 rows, else
             float32; indices are int64.
 
         Raises:
-            TypeError: a type that is not taken, a float64 query for rows of another type, a ``k`` that is no integer,
-                or a ``progress`` of another kind.
-            ValueError: wrong shape, dimension, ``k`` or device, a NaN or infinity in a row; or the file that the rows
-                are mapped from is damaged.
+            TypeError: the query is of an unsupported type, or float64 although the rows are not, ``k`` is not an
+                integer, or ``progress`` is neither a bool, a function nor ``None``.
+            ValueError: the shape, dimension, ``k`` or device is invalid, a row holds a NaN or infinity, or the file
+                that the rows are mapped from is damaged.
         """
         count = None if k is None else as_count(k, "k", minimum=0)
         exclude_self = as_flag(exclude_self, "exclude_self")
@@ -248,7 +247,7 @@ class Index:
         with _progress.reporting(progress) as report:
             return native.search(wide, count, exclude_self=exclude_self, num_threads=threads, progress=report)
 
-    # What it returns depends on ``return_distances``: the three forms of one signature.
+    # The return type depends on ``return_distances``.
     @overload
     def radius(
         self,
@@ -296,7 +295,7 @@ class Index:
         num_threads: int | None = None,
         progress: Progress = None,
     ) -> tuple[npt.NDArray[Any], ...]:
-        """Find all rows within ``r`` of each query row: `exactknn.radius` of the query and the rows stored.
+        """Return all rows within ``r`` of each query row: `exactknn.radius` of the query and the stored rows.
 
         Args:
             query: as for `search`.
@@ -304,7 +303,7 @@ class Index:
             exclude_self: as for `search`.
             return_distances: as for `exactknn.radius`.
             sort: as for `exactknn.radius`.
-            num_threads: threads for this call, at least 1. ``None``: as the index was made.
+            num_threads: threads for this call, at least 1. ``None``: the index's default.
             progress: as for `exactknn.knn`.
 
         Returns:
@@ -312,9 +311,9 @@ class Index:
             `exactknn.radius`.
 
         Raises:
-            TypeError: as for `search`, or an ``r`` that is not a real number.
-            ValueError: as for `search`, or a NaN or infinity as ``r``.
-            MemoryError: more rows are inside than fit into memory.
+            TypeError: as for `search`, or ``r`` is not a real number.
+            ValueError: as for `search`, or ``r`` is NaN or infinite.
+            MemoryError: the rows inside do not fit in memory.
         """
         bound = as_real(r, "r")
         exclude_self = as_flag(exclude_self, "exclude_self")
@@ -343,25 +342,25 @@ class Index:
         num_threads: int | None = None,
         progress: Progress = None,
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Rank chosen rows of the index for each query, among all rows, without sorting them.
+        """Return the ranks of selected rows among all rows for each query, without sorting them.
 
         The rank of a row is 1 plus the number of rows that come before it in the order of `search` with ``k=None``.
 
         Args:
             query: ``(n, dim)``, as for `search`.
-            targets: the rows to rank: for each query a sequence of different row numbers; or all of them in compressed
+            targets: the rows to rank: for each query a sequence of distinct row numbers; or all of them in compressed
                 rows, ``(indptr, indices)``, as `radius` returns them.
             exclude_self: as for `search`: query ``i`` is row ``i``, which then has no rank, and counts for no rank.
-            num_threads: threads for this call, at least 1. ``None``: as the index was made.
+            num_threads: threads for this call, at least 1. ``None``: the index's default.
             progress: as for `exactknn.knn`.
 
         Returns:
             ``(indptr, ranks)``, int64: query ``i`` has the ranks ``ranks[indptr[i]:indptr[i + 1]]``, ascending, from 1.
 
         Raises:
-            TypeError: as for `search`, or targets that are not integers.
-            ValueError: as for `search`, or targets that do not fit the queries, are not rows of the index, or name a
-                row twice for one query.
+            TypeError: as for `search`, or targets are not integers.
+            ValueError: as for `search`, or targets do not match the queries, are not rows of the index, or name a row
+                twice for one query.
 
         Examples:
             >>> index = Index()
@@ -388,18 +387,18 @@ class Index:
     # --- files and copies ------------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str], *, num_threads: int | None = None, progress: Progress = None) -> None:
-        """Write the index to a file, in place of what was there.
+        """Write the index to a file atomically, replacing an existing one.
 
-        Whatever interrupts it leaves the old file or the new one. It may be the file that the rows are mapped from.
+        An interrupt leaves the old file or the new one. The file may be the one that the rows are mapped from.
 
         Args:
             path: the file.
-            num_threads: threads for this call, at least 1. ``None``: as the index was made.
+            num_threads: threads for this call, at least 1. ``None``: the index's default.
             progress: as for `exactknn.knn`.
 
         Raises:
-            OSError: what the system refuses.
-            ValueError: there has never been a row; or the file that rows are mapped from is damaged.
+            OSError: the file cannot be written.
+            ValueError: no row was ever added, or the file that rows are mapped from is damaged.
         """
         native = self._require_native("save")
         threads = self._threads(num_threads)
@@ -408,21 +407,21 @@ class Index:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, num_threads: int | None = None) -> Index:
-        """Return a saved index. Its rows stay in the file, which is mapped, until a search needs them.
+        """Return a saved index. The file is memory-mapped: rows are read when a search needs them.
 
-        A method of the class: called on an index it changes nothing of that one.
+        This is a class method: called on an index, it leaves that index unchanged.
 
-        What is read is checked when it is first used. Nobody may change the file in place or truncate it while it is
-        in use; to replace it, as `save` does, is safe. Rows that are added later must be of a type whose values the
-        stored one holds.
+        Data is verified when it is first used. The file must not be modified in place or truncated while in use;
+        replacing it, as `save` does, is safe. Rows added later must be of a type that the stored one represents
+        exactly.
 
         Args:
             path: the file.
             num_threads: as for the constructor.
 
         Raises:
-            OSError: what the system refuses.
-            ValueError: not an index, one of a newer version, or a damaged one.
+            OSError: the file cannot be read.
+            ValueError: the file is not an index, was written by a newer version, or is damaged.
         """
         native = _core.Index.load(path)
         index = cls(native.metric, p=native.p, num_threads=num_threads)
@@ -446,7 +445,7 @@ class Index:
             self._native = _core.Index(numbers.shape[1], self._metric, dtype, p=self._p)
             self._native.add(numbers, bfloat16=dtype == "bfloat16", num_threads=self._num_threads)
 
-    # --- the parts -------------------------------------------------------------------------------------------------
+    # --- helpers ---------------------------------------------------------------------------------------------------
 
     def _threads(self, num_threads: int | None) -> int | None:
         return self._num_threads if num_threads is None else as_count(num_threads, "num_threads", minimum=1)
@@ -458,7 +457,7 @@ class Index:
         return native
 
     def _filled(self, matrix: Matrix, num_threads: int | None, report: _progress.Report | None) -> _core.Index:
-        """A new index of the core, with these rows."""
+        """Return a new core index with these rows."""
         dtype = matrix.dtype_name if self._dtype is None else self._dtype
         native = _core.Index(matrix.array.shape[1], self._metric, dtype, p=self._p)
         self._append(native, matrix, num_threads, report)
@@ -473,21 +472,21 @@ class Index:
     ) -> None:
         columns = matrix.array.shape[1]
         if columns != native.dim:
-            raise ValueError(f"reference must have {native.dim} columns as the rows of the index, got {columns}")
+            raise ValueError(f"reference must have {native.dim} columns like the rows of the index, got {columns}")
         if self._dtype is None and native.dtype not in HELD_BY[matrix.dtype_name]:
             raise TypeError(
-                f"reference must be of a type whose values {native.dtype} holds, the type of the first rows, got "
-                f"{matrix.dtype_name}: convert it, or make the index with dtype={native.dtype!r}, which rounds rows"
+                f"reference must be of a type that {native.dtype}, the type of the first rows, represents exactly, got "
+                f"{matrix.dtype_name}: convert it, or create the index with dtype={native.dtype!r}, which rounds rows"
             )
         stored = rounded(matrix, native.dtype, "reference")
         native.add(stored.array, bfloat16=stored.bfloat16, num_threads=num_threads, progress=report)
 
     def _searched(self, query: Any) -> tuple[_core.Index, npt.NDArray[Any]]:
-        """The index of the core, and the queries in the type that it takes."""
+        """Return the core index, and the queries in the type that it takes."""
         matrix = as_matrix(query, "query")
         native = self._native
         if native is None:
-            # Nothing is among no rows, of whatever dimension.
+            # An empty index accepts queries of any dimension.
             native = _core.Index(
                 max(matrix.array.shape[1], 1), self._metric, self._dtype or matrix.dtype_name, p=self._p
             )
@@ -495,6 +494,6 @@ class Index:
         if wide not in HELD_BY[matrix.dtype_name]:
             raise TypeError(
                 f"query must be {wide} or half precision for an index of {native.dtype} rows, got {matrix.dtype_name}: "
-                f"pass numpy.asarray(query, {wide!r}), or make the index with dtype='float64'"
+                f"pass numpy.asarray(query, {wide!r}), or create the index with dtype='float64'"
             )
         return native, converted(matrix, wide)

@@ -1,12 +1,11 @@
-"""Where the finished fraction of a long search goes.
+"""Progress of a long search.
 
 ::
 
-    _core, every 40 ms --fraction--> never back, within [0, 1] --+--> the caller's function
-                                                                 +--> tqdm bar, or one line of percent, on stderr
+    _core, every 40 ms --fraction--> monotonic, within [0, 1] --+--> the caller's function
+                                                                +--> tqdm bar, or one line of percent, on stderr
 
-A bar opens when the core first reports, so that a search that is refused shows none, and is closed however the search
-ends.
+A bar opens at the first report of the core, so that a search with invalid arguments shows none, and always closes.
 """
 
 from __future__ import annotations
@@ -19,20 +18,20 @@ from typing import Any, Protocol
 import numpy as np
 
 Report = Callable[[float], object]
-"""Is told the finished fraction, from 0.0 to 1.0."""
+"""Called with the finished fraction, from 0.0 to 1.0."""
 
 Progress = bool | Report | None
-"""What callers pass as ``progress``: True for a bar, a function, or nothing."""
+"""Type of the argument ``progress``: True for a bar, a function, or False or None for nothing."""
 
 
 def part_of(report: Report | None, start: float, stop: float) -> Report | None:
-    """What to tell of a part of the work, which goes from one fraction of the whole to another."""
+    """Return the progress function for the part of the work between two fractions of the whole."""
     return None if report is None else lambda fraction: report(start + (stop - start) * fraction)
 
 
 @contextlib.contextmanager
 def reporting(progress: Progress) -> Iterator[Report | None]:
-    """Give the function that the core is to call, or None when nobody wants to know.
+    """Yield the progress function for the core, or None without progress.
 
     Args:
         progress: True for a bar on stderr, a function of the finished fraction, or False or None for nothing.
@@ -41,7 +40,7 @@ def reporting(progress: Progress) -> Iterator[Report | None]:
         TypeError: ``progress`` is none of these.
     """
     if progress is None or isinstance(progress, (bool, np.bool_)):
-        # Without a console there is no stderr.
+        # stderr is None without a console.
         if not progress or sys.stderr is None:
             yield None
             return
@@ -57,7 +56,7 @@ def reporting(progress: Progress) -> Iterator[Report | None]:
 
 
 class _Forward:
-    """Passes on what it is told, unless a search that starts over falls behind what was told before."""
+    """Forwards the highest fraction so far, since a search that starts over reports smaller ones."""
 
     def __init__(self, report: Report) -> None:
         self._report = report
@@ -75,7 +74,7 @@ class _Bar(Protocol):
 
 
 class _OpenedLate:
-    """The bar of this process, made when there is something to show."""
+    """A progress bar, created at the first report."""
 
     def __init__(self) -> None:
         self._bar: _Bar | None = None
@@ -91,7 +90,7 @@ class _OpenedLate:
 
 
 class _PercentLine:
-    """Progress as one line of text that is written over."""
+    """Progress as one line of text, overwritten in place."""
 
     def __init__(self) -> None:
         self._percent = -1
@@ -110,7 +109,7 @@ class _PercentLine:
 
 
 class _TqdmBar:
-    """Progress as a tqdm bar, which adds the time gone and the time left."""
+    """Progress as a tqdm bar, with elapsed and remaining time."""
 
     def __init__(self, bar: Any) -> None:
         self._bar = bar

@@ -1,10 +1,10 @@
-"""How many of the true neighbours a search found.
+"""Recall: the share of the true neighbours that a search found.
 
     found, true (ids) ------------------------> sorted rows ----> |found| - |found or true| + |tied or true|
     their distances -> found within the k-th -> tied                     counted as sets, a block of queries at a time
 
 The sum is the number of distinct found ids that are true ones or tie with the farthest of them: ``|found and true|`` is
-``|found| + k - |found or true|``, and ``tied``, a part of ``found``, adds its ids that are not true ones,
+``|found| + k - |found or true|``, and ``tied``, a subset of ``found``, adds its ids that are not true ones,
 ``|tied or true| - k``.
 """
 
@@ -19,7 +19,7 @@ from exactknn._arrays.blocks import blocks, rows_in
 from exactknn._arrays.matrix import as_array, as_values
 from exactknn._arrays.scalars import as_flag, as_real
 
-# Ids that are sorted at once.
+# Ids sorted at a time.
 _BLOCK = 1 << 22
 
 
@@ -62,37 +62,36 @@ def recall(
     tolerance: float = 0.0,
     per_query: bool = False,
 ) -> float | npt.NDArray[np.float64]:
-    """Measure which share of the true neighbours a search found, as a mean over queries.
+    """Return the share of the true neighbours that a search found, as a mean over queries.
 
-    The ``k`` of the recall is the number of columns of ``true_ids``, and all columns of ``found_ids`` count: k true
-    ones among more found ids is recall "k at R", and what fewer columns leave out is not found. Pass
-    ``found_ids[:, :k]`` for "k at k". The order within a row does not matter. An id that was found twice counts once.
+    The ``k`` of the recall is the number of columns of ``true_ids``, and all columns of ``found_ids`` count: with more
+    found than true ids this is recall "k at R"; with fewer, the missing ones are misses. Pass ``found_ids[:, :k]`` for
+    "k at k". The order within a row does not matter. Duplicate ids count once.
 
-    Where distances tie with the k-th, another search may rightly return another row than the ground truth has. With
-    both distances given, a found id also counts when its distance is at most the largest true distance of its query;
-    never more than ``k`` count.
+    If distances tie with the k-th, another search may correctly return another row than the ground truth. With both
+    distances given, a found id also counts if its distance is at most the largest true distance of its query; at most
+    ``k`` count.
 
     Args:
-        found_ids: ``(n, r)`` integers, row numbers of the reference. Negative ones are places that the search left
-            empty, and so is the largest number of an unsigned type, which is -1 read without its sign.
-        true_ids: ``(n, k)`` integers, each row ``k`` different ids of at least 0. Both kinds of ids are arrays of any
+        found_ids: ``(n, r)`` integers, row numbers of the reference. Negative values are sentinels for "not found", and
+            so is the largest value of an unsigned type (-1 reinterpreted as unsigned).
+        true_ids: ``(n, k)`` integers, ``k`` distinct ids of at least 0 per row. Both kinds of ids are arrays of any
             integer type, torch tensors in CPU memory or nested lists.
         found_distances: ``(n, r)`` floats, the distances of ``found_ids``. A NaN never counts.
-        true_distances: ``(n, k)`` finite floats, the distances of ``true_ids``. Of similarities, whose largest is
-            nearest, pass both with the opposite sign.
-        tolerance: how far above the largest true distance a found one may be and count, a finite number of at least 0
-            in the units of the distances. 0 compares the numbers as they are (as float64), which is right for two
-            searches whose distances are rounded alike, such as exactknn's. Distances of float32 matrix products need
-            more; ann-benchmarks uses 0.001.
+        true_distances: ``(n, k)`` finite floats, the distances of ``true_ids``. For similarities, where larger is
+            nearer, negate both.
+        tolerance: how far a found distance may exceed the largest true distance, a finite number of at least 0 in the
+            units of the distances. 0 compares the values as float64, which suits two searches with identically rounded
+            distances, such as exactknn's. Distances from float32 matrix products need more; ann-benchmarks uses 0.001.
         per_query: ``True`` returns the share of each query.
 
     Returns:
         The mean share as a ``float``, or ``(n,)`` float64 shares.
 
     Raises:
-        TypeError: ids that are not integers, distances that are not floats, or only one of the two distances.
-        ValueError: shapes that do not fit, no queries, no true ids, a true id that is negative or twice in its row, a
-            true distance that is not finite, or a ``tolerance`` below 0.
+        TypeError: ids are not integers, distances are not floats, or only one of the two distances is given.
+        ValueError: the shapes do not match, there are no queries or no true ids, a true id is negative or occurs twice
+            in its row, a true distance is not finite, or ``tolerance`` is below 0.
 
     Examples:
         >>> recall([[4, 7, -1]], [[7, 2]])
@@ -127,7 +126,7 @@ def recall(
 
 
 def _distinct(*parts: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """How many different ids of at least 0 each row holds."""
+    """Return the number of distinct ids of at least 0 in each row."""
     ids = np.sort(np.concatenate(parts, axis=1), axis=1)
     different = ids >= 0
     different[:, 1:] &= ids[:, 1:] != ids[:, :-1]
@@ -145,7 +144,7 @@ def _as_ids(values: Any, name: str) -> npt.NDArray[Any]:
 
 
 def _sortable(ids: npt.NDArray[Any], name: str, first_row: int) -> npt.NDArray[Any]:
-    """The ids in a signed type, in which -1 is the largest number of an unsigned one."""
+    """Return the ids in a signed type; the largest value of an unsigned type becomes -1."""
     if ids.dtype.kind == "u":
         empty = ids == np.iinfo(ids.dtype).max
         beyond = np.argwhere((ids > np.iinfo(np.int64).max) & ~empty)
@@ -154,7 +153,7 @@ def _sortable(ids: npt.NDArray[Any], name: str, first_row: int) -> npt.NDArray[A
             raise ValueError(f"{name} must be below 2**63, got {ids[row, column]} in row {first_row + row}")
         ids = np.where(empty, -1, ids.astype(np.int64))
     if ids.dtype.itemsize == 8 and ids.size and ids.max() <= np.iinfo(np.int32).max:
-        # Sorted in half the time.
+        # int32 sorts in half the time.
         ids = np.maximum(ids, -1).astype(np.int32)
     return ids
 
@@ -178,10 +177,10 @@ def _first_repeated(row: npt.NDArray[Any]) -> int:
 def _as_distances(
     found: Any, true: Any, found_shape: tuple[int, ...], true_shape: tuple[int, ...]
 ) -> tuple[npt.NDArray[Any] | None, npt.NDArray[np.float64] | None]:
-    """The found distances, and the largest true one of each query."""
+    """Return the found distances, and the largest true distance of each query."""
     if (found is None) != (true is None):
         missing = "found_distances" if found is None else "true_distances"
-        raise TypeError(f"found_distances and true_distances go together, got no {missing}")
+        raise TypeError(f"found_distances and true_distances must be given together, got no {missing}")
     if found is None:
         return None, None
     near, far = as_values(found, "found_distances"), as_values(true, "true_distances")

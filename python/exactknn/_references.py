@@ -1,4 +1,4 @@
-"""Queries and the references that blocks of them are searched in: packed once, each query without itself."""
+"""References, packed once, and searches of blocks of queries in them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Ints = npt.NDArray[np.int64]
 
 
 class References:
-    """Queries and the references that they are searched in, by one metric.
+    """Queries, and references packed once for one metric.
 
     Args:
         rows: queries and references; without references, the queries themselves.
         metric: of the core.
         p: exponent of ``"minkowski"``.
         exclude_self: whether each query is a reference row, and not a neighbour of itself.
-        own: that row of each query, ``(n,)``; ``None``: query ``i`` is row ``i``.
+        own: the reference row of each query, ``(n,)``; ``None``: query ``i`` is row ``i``.
         num_threads: threads, at least 1. ``None``: see `exactknn.set_num_threads`.
     """
 
@@ -45,17 +45,17 @@ class References:
 
     @property
     def packings(self) -> int:
-        """How often the references were packed: once for each kind of filter that a search has used."""
+        """Number of times the references were packed: once for each kind of filter that a search has used."""
         return self._native.packings
 
     def _without_self(self, start: int, stop: int) -> dict[str, Any]:
-        """Return the arguments that exclude the queries from ``start`` to ``stop`` from their own answers."""
+        """Return the core's arguments for self-exclusion of the queries ``start`` to ``stop``."""
         if self._own is None:
             return {"exclude_self": self._exclude_self, "first_query": start if self._exclude_self else 0}
         return {"exclude_self": self._exclude_self, "self_rows": np.ascontiguousarray(self._own[start:stop], np.int64)}
 
     def knn(self, start: int, stop: int, k: int, progress: Report | None = None) -> tuple[Array, Ints]:
-        """Return distances and rows of the ``k`` nearest of the queries from ``start`` to ``stop``, nearest first."""
+        """Return distances and rows of the ``k`` nearest of the queries ``start`` to ``stop``, nearest first."""
         return self._native.knn(
             self._query[start:stop],
             k,
@@ -67,20 +67,20 @@ class References:
     def ranks(
         self, start: int, stop: int, query_group: Ints, offsets: Ints, rows: Ints, progress: Report | None = None
     ) -> tuple[Ints, Ints]:
-        """Return the ranks of relevant references among all, for the queries from ``start`` to ``stop``.
+        """Return the ranks of relevant references among all, for the queries ``start`` to ``stop``.
 
         Args:
             start: the first query.
-            stop: one behind the last.
+            stop: one past the last.
             query_group: the group of each of these queries, ``(stop - start,)``.
             offsets: group ``g`` has the reference rows ``rows[offsets[g]:offsets[g + 1]]``.
             rows: see ``offsets``.
-            progress: is told the finished fraction.
+            progress: called with the finished fraction.
 
         Returns:
             ``(offsets, ranks)``: query ``start + i`` has the ranks ``ranks[offsets[i]:offsets[i + 1]]``, ascending.
         """
-        assert self._own is None, "ranks are counted for queries that are rows one behind the other"
+        assert self._own is None, "ranks need queries that are consecutive rows"
         return self._native.ranks(
             self._query[start:stop],
             query_group=query_group,
@@ -102,18 +102,18 @@ class References:
         return_distances: bool = True,
         progress: Report | None = None,
     ) -> tuple[Ints, Ints, Array | None]:
-        """Return the pairs within ``r`` of the queries from ``start`` to ``stop``, by query row, then reference row.
+        """Return the pairs within ``r`` of the queries ``start`` to ``stop``, by query row, then reference row.
 
         Args:
             start: the first query.
-            stop: one behind the last.
-            r: largest distance of a pair, least product for ``"inner_product"``.
-            since: the first reference row that is searched.
+            stop: one past the last.
+            r: largest distance of a pair, smallest product for ``"inner_product"``.
+            since: the first reference row to search.
             return_distances: whether to measure the pairs.
-            progress: is told the finished fraction.
+            progress: called with the finished fraction.
 
         Returns:
-            Query rows, reference rows and distances, an entry a pair; ``None`` for distances that are not wanted.
+            Query rows, reference rows and distances, one entry per pair; distances are ``None`` if not requested.
         """
         indptr, reference, distances = self._native.radius(
             self._query[start:stop],

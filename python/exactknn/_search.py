@@ -1,4 +1,4 @@
-"""`knn` and `radius`: their arguments, checked, and the one call of the native core that each makes."""
+"""`knn` and `radius`: argument checks, then a single call of the native core."""
 
 from __future__ import annotations
 
@@ -25,46 +25,46 @@ def knn(
     progress: Progress = None,
     max_memory: int | str | None = None,
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-    """Find the ``k`` exact nearest reference rows of each query row.
+    """Return the ``k`` exact nearest reference rows of each query row.
 
-    Values are computed in float64 and rounded once; equal values are ordered by row number. The answer of a row
+    Values are computed in float64 and rounded once; equal values are ordered by row number. The result for a query
     depends neither on the other queries nor on the number of threads nor on the instruction set.
 
     Args:
         query: ``(n, d)`` float32, float64, float16 or bfloat16: a NumPy array, a torch tensor in CPU memory,
             anything with ``__array__`` or DLPack, or nested lists. Two different types are promoted.
-        reference: ``(m, d)``, the same kinds. ``None``: the query rows are searched among themselves. Or blocks of
-            rows one behind the other, of any sizes: a list or tuple of 2-D arrays or tensors, or an iterable without
-            item access, such as a generator, which is gone through once, on this thread, and closed. All blocks that
-            have rows must be of the type of the first.
-        k: number of neighbours, ``0 <= k <= m`` (``m - 1`` when a row excludes itself); ``None``: all of them.
+        reference: ``(m, d)``, the same kinds. ``None``: the query rows are searched among themselves. Or consecutive
+            blocks of rows of any size: a list or tuple of 2-D arrays or tensors, or an iterable without item access,
+            such as a generator, which is consumed once, on this thread, and closed. All non-empty blocks must have the
+            type of the first.
+        k: number of neighbours, ``0 <= k <= m`` (``m - 1`` if self is excluded); ``None``: all of them.
         metric: ``"sqeuclidean"``, ``"euclidean"``, ``"cosine"`` (1 - cosine similarity, 0 to 2), ``"cityblock"``
             (sum of absolute differences), ``"chebyshev"`` (the largest one) or ``"minkowski"``
             (``(sum |q - r|^p)^(1/p)``), each smallest first, or ``"inner_product"``, largest first.
         p: exponent of ``"minkowski"``, above 0; 1 is ``"cityblock"``, 2 ``"euclidean"``, infinity ``"chebyshev"``.
-            ``None``: 2. No other metric takes one.
+            ``None``: 2. Invalid for other metrics.
         exclude_self: whether query ``i`` is reference row ``i`` and must not be returned for itself. With a
             reference, ``True`` says that the queries are its first ``n`` rows. ``None``: ``True`` without a
             reference, ``False`` with one.
         num_threads: threads for this call, at least 1. ``None``: see ``set_num_threads``.
-        progress: ``True`` shows a bar on stderr (by tqdm where it is installed, else a percentage). A function is
+        progress: ``True`` shows a bar on stderr (a tqdm bar if it is installed, else a percentage). A function is
             called on this thread with the finished fraction, about 25 times a second: never less than before, and
-            1.0 when the search is done; what it raises stops the search. ``None`` and ``False``: nothing. While blocks
-            come from an iterable of unknown length, the fraction is 0.0.
-        max_memory: bytes, or a text such as ``"2GB"`` or ``"512MiB"``: what the call may allocate. The reference is
-            searched block by block then, read ahead where it is a mapped array or of another type or layout than the
-            core takes; where even that is too much, so are the queries, with one pass for each block of them. ``None``:
-            no bound; an array is packed as a whole, which takes a quarter to all of its size again.
+            1.0 when the search is done; an exception that it raises stops the search. ``None`` and ``False``: nothing.
+            While blocks come from an iterable of unknown length, the fraction is 0.0.
+        max_memory: limit on what the call allocates, in bytes or as a string such as ``"2GB"`` or ``"512MiB"``. The
+            reference is then searched block by block, read ahead if it is memory-mapped or not zero-copy; if that does
+            not fit, the queries are split too, with one pass over the reference for each block of them. ``None``: no
+            limit; an array is packed as a whole, which takes a quarter to all of its size again.
 
     Returns:
         ``(distances, indices)``, both ``(n, k)``, nearest first. Distances are float64 for float64 input, else
         float32; indices are int64 row numbers of the reference.
 
     Raises:
-        TypeError: a type that is not taken, a ``k`` that is not an integer, a ``p`` that is not a number, or a
-            ``progress`` of another kind.
-        ValueError: wrong shape, dimension, ``k``, metric, ``p`` or device, a NaN or infinity in a row, or a
-            ``max_memory`` that is not enough (the text says how much is).
+        TypeError: the rows are of an unsupported type, ``k`` is not an integer, ``p`` is not a number, or ``progress``
+            is neither a bool, a function nor ``None``.
+        ValueError: a shape, dimension, ``k``, metric, ``p`` or device is invalid, a row holds a NaN or infinity, or
+            ``max_memory`` is too small (the message says how much is needed).
 
     Examples:
         >>> distances, indices = knn([[0.0, 0.0]], [[0.0, 2.0], [1.0, 0.0]], k=2)
@@ -76,7 +76,7 @@ def knn(
     num_threads = as_optional_count(num_threads, "num_threads")
     exclude_self = _whether_to_exclude_self(exclude_self, reference)
     if max_memory is not None or is_blocks(reference):
-        # Files and threads, which no other search needs.
+        # Imported late: only this search needs files and threads.
         from exactknn._stream.search import knn as knn_in_blocks
 
         most = None if max_memory is None else as_bytes(max_memory, "max_memory")
@@ -109,7 +109,7 @@ def knn(
         )
 
 
-# What it returns depends on ``return_distances``: the three forms of one signature.
+# The return type depends on ``return_distances``.
 @overload
 def radius(
     query: Any,
@@ -165,37 +165,37 @@ def radius(
     num_threads: int | None = None,
     progress: Progress = None,
 ) -> tuple[npt.NDArray[Any], ...]:
-    """Find all reference rows within ``r`` of each query row.
+    """Return all reference rows within ``r`` of each query row.
 
-    A row is inside when the distance that is returned for it is at most ``r``, compared as float64 numbers; a
-    similarity must be at least ``r``. Equal values are on the same side. Values are those of ``knn``, so is the order.
+    A row is inside if its returned distance is at most ``r``, compared as float64 numbers; a similarity must be at
+    least ``r``. Both comparisons are inclusive. Values and order are those of ``knn``.
 
     Args:
-        query: ``(n, d)`` rows, of the kinds that ``knn`` takes.
+        query: ``(n, d)`` rows, of the kinds that ``knn`` accepts.
         reference: ``(m, d)`` rows. ``None``: the query rows are searched among themselves.
         r: the radius, a finite number, in the units of the metric: a *squared* distance for ``"sqeuclidean"``,
-            1 - cosine similarity for ``"cosine"``. No distance is within a negative radius.
-        metric: as for ``knn``; of an ``"inner_product"`` ``r`` is the least.
+            1 - cosine similarity for ``"cosine"``. For a distance, a negative radius gives no rows.
+        metric: as for ``knn``; for ``"inner_product"``, ``r`` is the smallest accepted value.
         p: as for ``knn``: the exponent of ``"minkowski"``.
         exclude_self: as for ``knn``: whether query ``i`` is reference row ``i`` and must not be returned for itself.
             ``None``: ``True`` without a reference, ``False`` with one.
-        return_distances: ``False`` leaves the distances out. Rows that are certain to be inside are then not measured
-            at all, unless ``sort=True`` asks for it.
-        sort: ``True``: the rows of a query come nearest first, ties by row number. ``False``: by row number. ``None``:
-            nearest first when distances are returned, else by row number.
+        return_distances: ``False`` omits the distances. Rows that are certainly inside are then not measured at all,
+            unless ``sort=True``.
+        sort: ``True``: the rows of a query are ordered nearest first, ties by row number. ``False``: by row number.
+            ``None``: nearest first if distances are returned, else by row number.
         num_threads: threads for this call, at least 1. ``None``: see ``set_num_threads``.
         progress: as for ``knn``.
 
     Returns:
-        ``(indptr, indices, distances)``, the arrays of a matrix in compressed rows: query ``i`` found the rows
-        ``indices[indptr[i]:indptr[i + 1]]`` at the distances in the same places. ``indptr`` has ``n + 1`` entries;
+        ``(indptr, indices, distances)``, the arrays of a compressed sparse row (CSR) matrix: query ``i`` has the rows
+        ``indices[indptr[i]:indptr[i + 1]]``, with distances at the same positions. ``indptr`` has ``n + 1`` entries;
         ``indptr`` and ``indices`` are int64, distances float64 for float64 input, else float32.
         ``(indptr, indices)`` with ``return_distances=False``.
 
     Raises:
-        TypeError: a type that is not taken, or an ``r`` or ``p`` that is not a real number.
-        ValueError: wrong shape, dimension, metric, ``p`` or device, or a NaN or infinity in a row or as ``r``.
-        MemoryError: more rows are inside than fit into memory.
+        TypeError: the rows are of an unsupported type, or ``r`` or ``p`` is not a real number.
+        ValueError: a shape, dimension, metric, ``p`` or device is invalid, or a row or ``r`` is NaN or infinite.
+        MemoryError: the rows inside do not fit in memory.
 
     Examples:
         >>> indptr, indices, distances = radius([[0.0], [5.0]], [[1.0], [-2.0], [0.0]], r=4)

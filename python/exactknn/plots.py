@@ -1,15 +1,15 @@
-"""Pictures of a threshold and of what it separates. Needs the extra ``plots`` (matplotlib).
+"""Plots of thresholds, error rates and score distributions. Needs the extra ``plots`` (matplotlib).
 
     scores, labels
         -> evaluation.threshold_curve: every candidate threshold and its counts
-             plot_threshold            a metric over the thresholds, and the one it chooses
+             plot_threshold            a metric over the thresholds, and the threshold that maximises it
              plot_roc                  true-match rate over false-match rate
              plot_det                  false non-match rate over false-match rate, both on a normal scale
              plot_precision_recall     precision over recall
         -> plot_score_histogram:       scores of matches and of non-matches, and a threshold
 
-Each returns the ``matplotlib.figure.Figure`` and draws in ``ax`` where one is given. ``pyplot`` is neither used nor
-imported: no window opens, no figure stays behind, and threads do not meet.
+Each returns the ``matplotlib.figure.Figure`` and draws in ``ax`` if given. ``pyplot`` is neither used nor imported: no
+window opens, no figure is retained, and threads share no state.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ __all__ = [
     "plot_threshold",
 ]
 
-# Curves of at most so many candidates show each of them as a dot.
+# Curves of at most this many candidates show each of them as a dot.
 _DOTS = 50
 
-# Scores that differ by less are drawn as equal ones: a density over less may be beyond float64.
+# Scores that differ by less are drawn as equal: a density over a smaller range may overflow float64.
 _LEAST_RANGE = 1e-200
 
-# Where a normal scale has its ticks, as far as they lie inside the limits.
+# Ticks of a normal scale, if within the limits.
 _RATES = (1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.05, 0.2, 0.5, 0.8, 0.95, 0.99, 0.999)
 
 
 def plot_threshold(
     scores: Any, labels: Any, metric: Metric, *, is_inverted: bool, label: str | None = None, ax: Axes | None = None
 ) -> Figure:
-    """Draw a metric over the thresholds, and mark the one that ``select_threshold`` chooses.
+    """Return a figure of a metric over the thresholds, with the threshold of ``select_threshold`` marked.
 
-    The threshold at which no pair matches is infinite and has no place on the axis: where it is the best, its value
-    is drawn as a horizontal line.
+    The threshold at which no pair matches is infinite, so it is not on the axis: if it is the best, its value is drawn
+    as a horizontal line.
 
     Args:
         scores: ``(pairs,)``, as for ``exactknn.evaluation.select_threshold``.
@@ -97,10 +97,10 @@ def plot_threshold(
 def plot_roc(
     scores: Any, labels: Any, *, is_inverted: bool, label: str | None = None, ax: Axes | None = None
 ) -> Figure:
-    """Draw the ROC curve: the true-match rate over the false-match rate, one point a candidate threshold.
+    """Return a figure of the ROC curve: true-match rate over false-match rate, one point per candidate threshold.
 
     The legend gives the area under the straight lines between the points, which is the probability that a match scores
-    better than a non-match, ties counted by half. Dotted: scores that say nothing.
+    better than a non-match, ties counted as half. Dotted: uninformative scores.
 
     Args:
         scores: ``(pairs,)``, as for ``exactknn.evaluation.select_threshold``.
@@ -129,12 +129,12 @@ def plot_roc(
 def plot_det(
     scores: Any, labels: Any, *, is_inverted: bool, label: str | None = None, ax: Axes | None = None
 ) -> Figure:
-    """Draw the detection error trade-off: the false non-match rate over the false-match rate.
+    """Return a figure of the detection error trade-off: false non-match rate over false-match rate.
 
     Both axes are scaled by the quantile function of the normal distribution, so that normally distributed scores give
     straight lines (Martin et al., "The DET curve in assessment of detection task performance", Eurospeech 1997). Rates
-    of 0 and 1 have no place there and are drawn a quarter of a pair away from where they are. The dot is the
-    ``exactknn.evaluation.equal_error_rate``, which the legend gives.
+    of 0 and 1 are infinite on this scale and are drawn a quarter of a pair inside. The dot marks the
+    ``exactknn.evaluation.equal_error_rate``, given in the legend.
 
     Args:
         scores: ``(pairs,)``, as for ``exactknn.evaluation.select_threshold``.
@@ -166,10 +166,10 @@ def plot_det(
 def plot_precision_recall(
     scores: Any, labels: Any, *, is_inverted: bool, label: str | None = None, ax: Axes | None = None
 ) -> Figure:
-    """Draw precision over recall, one point a candidate threshold that accepts a pair.
+    """Return a figure of precision over recall, one point per candidate threshold that accepts a pair.
 
-    The legend gives the average precision: each precision times the recall gained at its candidate, which is the area
-    under the steps drawn. Dotted: the precision of accepting every pair.
+    The legend gives the average precision: the sum of each precision times the recall gained at its candidate, which is
+    the area under the steps. Dotted: the precision of accepting every pair.
 
     Args:
         scores: ``(pairs,)``, as for ``exactknn.evaluation.select_threshold``.
@@ -213,15 +213,15 @@ def plot_score_histogram(
     bins: int = 50,
     ax: Axes | None = None,
 ) -> Figure:
-    """Draw how the scores of matches and of non-matches are distributed, each with area 1 over the same bins.
+    """Return a figure of the distributions of the scores of matches and non-matches, with area 1 over the same bins.
 
     Args:
         scores: ``(pairs,)``, as for ``exactknn.evaluation.select_threshold``.
         labels: ``(pairs,)`` bool, ``True`` for a match.
         is_inverted: ``True`` for similarities.
-        threshold: drawn as a vertical line if it is finite; the legend says which side matches.
-        bins: number of bins of equal width from the smallest score to the largest; fewer where the scores are so
-            close that float64 has no room for as many.
+        threshold: drawn as a vertical line if finite; the legend says which side matches.
+        bins: number of bins of equal width from the smallest score to the largest; fewer if the scores are so close
+            that float64 cannot represent as many edges.
         ax: axes to draw in. ``None``: those of a new figure.
 
     Returns:
@@ -229,8 +229,8 @@ def plot_score_histogram(
 
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
-        TypeError: ``bins`` is not an integer, ``threshold`` no number, or as ``threshold_curve``.
-        ValueError: ``bins`` below 1, ``threshold`` a NaN, or as ``threshold_curve``.
+        TypeError: ``bins`` is not an integer, ``threshold`` is not a number, or as ``threshold_curve``.
+        ValueError: ``bins`` is below 1, ``threshold`` is NaN, or as ``threshold_curve``.
     """
     ax = _axes(ax)
     is_inverted = as_flag(is_inverted, "is_inverted")
@@ -254,7 +254,7 @@ def plot_score_histogram(
 
 
 def _axes(ax: Axes | None) -> Axes:
-    """The axes given, or those of a new figure."""
+    """Return the given axes, or those of a new figure."""
     if ax is not None:
         return ax
     try:
@@ -271,9 +271,9 @@ def _axes(ax: Axes | None) -> Axes:
 def _finished(ax: Axes, xlabel: str, ylabel: str) -> Figure:
     ax.set_xlabel(xlabel)
     ax.set_ylabel(ylabel)
-    # Above the axes, where it hides nothing. A search for the best place takes long with many points.
+    # Above the axes, where it hides nothing: loc="best" is slow with many points.
     ax.legend(loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0, frameon=False)
-    return ax.figure.figure  # of sub-figures, the whole
+    return ax.figure.figure  # the root figure, even of sub-figures
 
 
 def _style(points: int) -> dict[str, Any]:
@@ -301,14 +301,14 @@ def _bin_edges(lowest: float, highest: float, bins: int) -> npt.NDArray[np.float
 
 
 def _error_rates(counts: MatchCounts) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """The false-match rate and the false non-match rate of each candidate."""
+    """Return the false-match rate and the false non-match rate of each candidate."""
     tp, fp, tn, fn = (field.numpy() for field in counts)
     return fp / (fp + tn), fn / (fn + tp)
 
 
 def _set_normal_scales(ax: Axes, left: float, bottom: float) -> None:
-    """Scale both axes by normal quantiles, so that these rates are inside, and those of curves drawn before."""
-    # A little room between the smallest rates and the border.
+    """Scale both axes by normal quantiles, with limits that include these rates and those of existing curves."""
+    # A small margin between the smallest rates and the border.
     left, bottom = 0.7 * left, 0.7 * bottom
     if ax.get_xscale() == "function":
         left, bottom = min(left, ax.get_xlim()[0]), min(bottom, ax.get_ylim()[0])

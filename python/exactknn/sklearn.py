@@ -1,11 +1,11 @@
-"""Nearest neighbours as a transformer of scikit-learn. Needs the extra ``sklearn`` (scikit-learn 1.6 or later).
+"""Nearest neighbours as a scikit-learn transformer. Needs the extra ``sklearn`` (scikit-learn 1.6 or later).
 
-    fit(X) ............ the rows as they are, float32 stays float32
+    fit(X) ............ the rows unchanged, float32 stays float32
     fit_transform(X) .. each row itself first, then its nearest others: ``knn`` with ``exclude_self`` -+
     transform(X) ...... the nearest fitted rows of other rows: ``knn`` --------------------------------+-> CSR graph
     kneighbors(X) ..... the same two as arrays
 
-The graph is what steps with ``metric="precomputed"`` take: t-SNE, Isomap, DBSCAN, UMAP, classifiers by neighbours.
+The graph is the input of estimators with ``metric="precomputed"``: t-SNE, Isomap, DBSCAN, UMAP, neighbour classifiers.
 """
 
 from __future__ import annotations
@@ -37,42 +37,42 @@ __all__ = ["ExactNeighborsTransformer"]
 
 _MODES = ("distance", "connectivity")
 _METRICS = ("euclidean", "sqeuclidean", "cosine", "cityblock", "chebyshev", "minkowski")
-# Other names that scikit-learn has for them.
+# scikit-learn's aliases.
 _ALIASES = {"l2": "euclidean", "l1": "cityblock", "manhattan": "cityblock", "infinity": "chebyshev", "p": "minkowski"}
-# Searched as they are; anything else becomes the first of them.
+# Searched without conversion; other types are converted to the first.
 _DTYPES = (np.float64, np.float32, np.float16)
 
 
 class ExactNeighborsTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
-    """Transform rows into a sparse graph of their exact nearest neighbours.
+    """Transforms rows into a sparse graph of their exact nearest neighbours.
 
-    Stands where ``sklearn.neighbors.KNeighborsTransformer`` stands and counts as it does: with ``mode="distance"`` the
-    graph has ``n_neighbors + 1`` entries a row, since a fitted row is its own neighbour and the steps that read the
-    graph leave it out; with ``mode="connectivity"`` it has ``n_neighbors``, the row itself among them.
+    A drop-in replacement for ``sklearn.neighbors.KNeighborsTransformer``, with the same counts: with
+    ``mode="distance"`` the graph has ``n_neighbors + 1`` entries per row, since a fitted row is its own neighbour and
+    downstream estimators skip it; with ``mode="connectivity"`` it has ``n_neighbors``, including the row itself.
 
-    In the graph of ``fit_transform`` the first entry of each row is the row itself, at distance 0, also where the data
-    holds more copies of it than neighbours were asked for. ``transform`` cannot know whether its rows were fitted: it
-    gives the nearest fitted rows, equal distances by row number. For fitted rows without copies both are the same.
+    In the graph of ``fit_transform`` the first entry of each row is the row itself, at distance 0, even if it has more
+    than ``n_neighbors`` duplicates. ``transform`` cannot tell whether its rows were fitted: it returns the nearest
+    fitted rows, ties by row number. For fitted rows without duplicates both are the same.
 
     Args:
         n_neighbors: neighbours of each row, at least 1.
         mode: ``"distance"``: entries are distances, zeros stored. ``"connectivity"``: entries are 1.
         metric: ``"euclidean"`` (also ``"l2"``), ``"sqeuclidean"``, ``"cosine"`` (1 - cosine similarity),
             ``"cityblock"`` (``"manhattan"``, ``"l1"``), ``"chebyshev"`` (``"infinity"``) or ``"minkowski"`` (``"p"``).
-        p: exponent of ``"minkowski"``, above 0; ``None``: 2. No other metric takes one.
-        n_jobs: ``None``: the threads that ``exactknn.set_num_threads`` or ``EXACTKNN_NUM_THREADS`` sets, by default all
-            cores that the process may use. A number is read as joblib reads it: -1 for all cores, -2 for all but one.
+        p: exponent of ``"minkowski"``, above 0; ``None``: 2. Invalid for other metrics.
+        n_jobs: ``None``: the number of threads set by ``exactknn.set_num_threads`` or ``EXACTKNN_NUM_THREADS``, by
+            default all cores available to the process. Numbers follow joblib: -1 is all cores, -2 all but one.
 
     Attributes:
         n_features_in_: number of features of the fitted rows.
-        feature_names_in_: their names, where the fitted rows have names that are text.
+        feature_names_in_: their names, if the fitted rows have string names.
         n_samples_fit_: number of fitted rows.
-        effective_metric_: the metric under exactknn's name.
+        effective_metric_: exactknn's name of the metric.
         effective_metric_params_: ``{"p": p}`` for ``"minkowski"``, else empty.
 
     Rows are float32, float64 or float16 arrays; other numbers are searched as float64. Distances are float64 for
-    float64 rows, else float32. Sparse rows, NaN and infinities are refused in scikit-learn's words. The fitted rows are
-    kept without a copy where their layout allows it, and must not be changed afterwards.
+    float64 rows, else float32. Sparse rows, NaN and infinities raise scikit-learn's errors. The fitted rows are stored
+    zero-copy if their layout allows it, and must not be modified afterwards.
 
     Examples:
         >>> from sklearn.pipeline import make_pipeline
@@ -105,14 +105,14 @@ class ExactNeighborsTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         self.n_jobs = n_jobs
 
     def fit(self, X: Any, y: Any = None) -> ExactNeighborsTransformer:
-        """Check the parameters and keep the rows to search among.
+        """Return the transformer itself, after checking the parameters and storing the rows.
 
         Args:
             X: ``(n_samples, n_features)`` rows.
             y: ignored.
 
         Raises:
-            TypeError: a parameter is of another type, or ``X`` is sparse.
+            TypeError: a parameter is of a wrong type, or ``X`` is sparse.
             ValueError: a parameter is out of its range, or ``X`` is not a matrix of finite numbers.
         """
         as_count(self.n_neighbors, "n_neighbors", minimum=1)
@@ -126,7 +126,7 @@ class ExactNeighborsTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         return self
 
     def transform(self, X: Any) -> Any:
-        """Give the graph from the rows of ``X`` to the fitted rows.
+        """Return the graph from the rows of ``X`` to the fitted rows.
 
         Args:
             X: ``(n_queries, n_features)`` rows.
@@ -135,18 +135,18 @@ class ExactNeighborsTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixi
             ``(n_queries, n_samples_fit_)`` matrix in compressed rows, the entries of each row nearest first.
 
         Raises:
-            TypeError: ``X`` is sparse, or ``n_neighbors`` was set to what is no integer.
-            ValueError: ``X`` is not a matrix of finite numbers with the fitted features, there are fewer fitted rows
-                than entries are wanted, or ``n_neighbors`` or ``mode`` was set out of its range.
+            TypeError: ``X`` is sparse, or ``n_neighbors`` is no longer an integer.
+            ValueError: ``X`` is not a matrix of finite numbers with the fitted features, there are too few fitted rows,
+                or ``n_neighbors`` or ``mode`` is no longer valid.
         """
         check_is_fitted(self)
-        # Both may have been set since they were checked.
+        # Checked again: both may have changed since fit.
         count = as_count(self.n_neighbors, "n_neighbors", minimum=1)
         _check_mode(self.mode)
         return self.kneighbors_graph(X, count + (self.mode == "distance"), self.mode)
 
     def fit_transform(self, X: Any, y: Any = None) -> Any:
-        """Fit the rows and give their graph, in which each row comes first among its own neighbours.
+        """Return the graph of the fitted rows, in which each row is its own first neighbour.
 
         Args:
             X: ``(n_samples, n_features)`` rows.
@@ -157,7 +157,7 @@ class ExactNeighborsTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixi
 
         Raises:
             TypeError: as ``fit``.
-            ValueError: as ``fit``, or there are fewer rows than entries are wanted.
+            ValueError: as ``fit``, or there are too few rows.
         """
         self.fit(X)
         distances, indices = self._search(None, self.n_neighbors - (self.mode == "connectivity"))
@@ -166,16 +166,16 @@ class ExactNeighborsTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         return self._graph(distances, np.hstack([itself, indices]), self.mode)
 
     def kneighbors(self, X: Any = None, n_neighbors: int | None = None, return_distance: bool = True) -> Any:
-        """Find the nearest fitted rows.
+        """Return the nearest fitted rows.
 
         Args:
-            X: ``(n_queries, n_features)`` rows. ``None``: the fitted rows, none of which is its own neighbour.
-            n_neighbors: how many; ``None``: as the transformer has.
-            return_distance: ``False`` leaves the distances out.
+            X: ``(n_queries, n_features)`` rows. ``None``: the fitted rows, each excluded from its own neighbours.
+            n_neighbors: number of neighbours; ``None``: that of the transformer.
+            return_distance: ``False`` omits the distances.
 
         Returns:
-            ``(distances, indices)``, both ``(n_queries, n_neighbors)``, nearest first, equal distances by row number.
-            ``indices`` (int64) alone with ``return_distance=False``.
+            ``(distances, indices)``, both ``(n_queries, n_neighbors)``, nearest first, ties by row number. Only
+            ``indices`` (int64) with ``return_distance=False``.
 
         Raises:
             TypeError: as ``transform``, or ``n_neighbors`` is not an integer.
@@ -189,19 +189,19 @@ class ExactNeighborsTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         return (distances, indices) if return_distance else indices
 
     def kneighbors_graph(self, X: Any = None, n_neighbors: int | None = None, mode: str = "connectivity") -> Any:
-        """Give the graph of what ``kneighbors`` finds: ``n_neighbors`` entries a row, whatever the ``mode``.
+        """Return the graph of the neighbours from ``kneighbors``: ``n_neighbors`` entries per row in either ``mode``.
 
         Args:
             X: as for ``kneighbors``.
             n_neighbors: as for ``kneighbors``.
-            mode: ``"connectivity"`` or ``"distance"``, as of the transformer.
+            mode: ``"connectivity"`` or ``"distance"``, as for the transformer.
 
         Returns:
             ``(n_queries, n_samples_fit_)`` matrix in compressed rows, the entries of each row nearest first.
 
         Raises:
             TypeError: as ``kneighbors``.
-            ValueError: as ``kneighbors``, or another ``mode``.
+            ValueError: as ``kneighbors``, or ``mode`` is unknown.
         """
         _check_mode(mode)
         distances, indices = self.kneighbors(X, n_neighbors)
@@ -212,7 +212,7 @@ class ExactNeighborsTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         if count > most:
             others = "other rows" if X is None else "fitted rows"
             raise ValueError(
-                f"n_neighbors is too large: {count} neighbours are wanted of each row, but with "
+                f"n_neighbors is too large: each row needs {count} neighbours, but with "
                 f"n_samples = {self.n_samples_fit_} there are {most} {others}"
             )
         if X is not None:
@@ -230,7 +230,7 @@ class ExactNeighborsTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         rows, count = indices.shape
         values = distances if mode == "distance" else np.ones_like(distances)
         starts = np.arange(0, rows * count + 1, count)
-        # scikit-learn 1.9 lets its users choose between SciPy's two kinds of matrices.
+        # scikit-learn 1.9 has a setting for SciPy's sparse arrays instead of matrices.
         arrays = sklearn.get_config().get("sparse_interface") == "sparray"
         kind = sparse.csr_array if arrays else sparse.csr_matrix
         return kind((values.ravel(), indices.ravel(), starts), shape=(rows, self.n_samples_fit_))
@@ -248,7 +248,7 @@ class ExactNeighborsTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixi
 
     @property
     def _n_features_out(self) -> int:
-        """How many columns the graph has, for ``get_feature_names_out``."""
+        """Number of columns of the graph, for ``get_feature_names_out``."""
         return self.n_samples_fit_
 
     def __sklearn_tags__(self) -> Any:
@@ -266,7 +266,7 @@ def _checked_metric(metric: Any, p: Any) -> tuple[str, dict[str, float]]:
     """Return exactknn's name of a metric and its parameters."""
     name = _ALIASES.get(metric, metric) if isinstance(metric, str) else None
     if name == "inner_product":
-        raise ValueError("metric must be a distance, got 'inner_product', of which the largest is nearest")
+        raise ValueError("metric must be a distance, got 'inner_product', for which larger is nearer")
     if name not in _METRICS:
         raise ValueError(f"metric must be one of {', '.join((*_METRICS, *_ALIASES))}, got {metric!r}")
     if name == "minkowski":

@@ -1,4 +1,4 @@
-"""Annotations of what losses hand to reducers. Plain dictionaries and tuples serve as well."""
+"""Types of the data that losses pass to reducers. Plain dictionaries and tuples work too."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class LossTerm(_Losses, total=False):
     """One kind of losses.
 
     ``losses``: ``(number of losses,)``, or the number 0. ``indices``: the row of each loss, a pair or a triplet of such
-    tensors, or ``None`` for a value that is reduced already. ``reduction_type``: ``"element"``, ``"pos_pair"``,
-    ``"neg_pair"``, ``"triplet"`` or ``"already_reduced"``; left out, it follows from ``indices``. ``divisor``: what
-    ``DivisorReducer`` divides by.
+    tensors, or ``None`` for a value that is already reduced. ``reduction_type``: ``"element"``, ``"pos_pair"``,
+    ``"neg_pair"``, ``"triplet"`` or ``"already_reduced"``; by default inferred from ``indices``. ``divisor``: the
+    divisor of ``DivisorReducer``.
     """
 
     reduction_type: str

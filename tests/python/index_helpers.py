@@ -10,7 +10,7 @@ DTYPES = {
     "bfloat16": ml_dtypes.bfloat16,
 }
 
-# From so many rows on the core packs a part of an index.
+# Rows of a segment before the core packs it.
 SEALED = 8192
 
 

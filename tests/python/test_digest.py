@@ -1,7 +1,7 @@
 """The digests of `benches.digest` are the recorded ones, at every level and number of threads.
 
-Record them anew (`python -m benches.digest --record`) only with a change that is meant to alter answers, or one that
-adds cases. Where a group differs, `python -m benches.digest --cases` before and after the change names the cases.
+Record them again (`python -m benches.digest --record`) only with a change that is meant to alter results, or one that
+adds cases. If a group differs, `python -m benches.digest --cases` before and after the change names the cases.
 
 Here every level of this CPU runs with one number of threads, and every number from 1 to 4 occurs;
 `python -m benches.digest --all` runs every level with every number.

@@ -1,4 +1,4 @@
-"""``exactknn.Index``: the bytes of ``knn`` and ``radius`` for the rows that it holds, whatever has happened to it."""
+"""``exactknn.Index``: the bytes of ``knn`` and ``radius`` for its rows, independent of its history."""
 
 import copy
 import math
@@ -222,12 +222,15 @@ def test_without_a_dtype_no_row_is_rounded():
     index.add(rows(2, 2, dtype=np.float16))
     index.add(torch.ones(2, 2, dtype=torch.bfloat16))
     assert (index.dtype, len(index)) == ("float32", 7)
-    with pytest.raises(TypeError, match=r"reference must be of a type whose values float32 holds.*got float64"):
+    with pytest.raises(
+        TypeError,
+        match=r"reference must be of a type that float32, the type of the first rows, represents exactly.*got float64",
+    ):
         index.add(np.zeros((1, 2)))
     half = Index()
     half.add(rows(3, 2, dtype=np.float16))
     for wider in (np.zeros((1, 2), np.float32), torch.zeros(1, 2, dtype=torch.bfloat16)):
-        with pytest.raises(TypeError, match="make the index with dtype='float16'"):
+        with pytest.raises(TypeError, match="create the index with dtype='float16'"):
             half.add(wider)
     half.reset()
     half.add(np.zeros((1, 5)))

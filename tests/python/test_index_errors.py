@@ -96,7 +96,7 @@ def test_an_index_that_cannot_be(arguments, error, message):
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda i: i.add(rows(2, 4)), ValueError, "reference must have 3 columns as the rows of the index, got 4"),
+        (lambda i: i.add(rows(2, 4)), ValueError, "reference must have 3 columns like the rows of the index, got 4"),
         (lambda i: i.add(rows(2, 3)[0]), ValueError, "reference must be 2-D"),
         (lambda i: i.add(np.zeros((2, 3), np.int64)), TypeError, "reference must hold float32"),
         (lambda i: i.add([[0.0, np.inf, 0.0]]), TypeError, "got float64"),
@@ -116,7 +116,7 @@ def test_an_index_that_cannot_be(arguments, error, message):
         (lambda i: i.radius(rows(2, 3), np.nan), ValueError, "r must be a finite number"),
         (lambda i: i.radius(rows(2, 3), None), TypeError, "r must be a real number"),
         (lambda i: i.radius(rows(2, 3), 1, sort=1), TypeError, "sort must be True or False"),
-        (lambda i: i.remove([0, 1]), TypeError, "mask must hold a bool for each row, got int64; for row numbers"),
+        (lambda i: i.remove([0, 1]), TypeError, "mask must hold one bool per row, got int64; for row numbers"),
         (lambda i: i.remove(np.zeros(4, bool)), ValueError, "mask must have one entry for each of the 5 rows, got 4"),
         (lambda i: i.remove(np.zeros((5, 1), bool)), ValueError, "mask must be 1-D"),
         (lambda i: i.remove(np.ma.array([True] * 5, mask=[True] * 5)), TypeError, "mask must not be a masked array"),

@@ -14,7 +14,7 @@ import pytest
 import exactknn
 from exactknn import Index
 
-SEALED = 8192  # from so many rows on the core packs a part of an index
+SEALED = 8192  # rows of a segment before the core packs it
 BLOCK = 1 << 20  # bytes of a file that share a checksum
 
 pytest.importorskip("resource", reason="limits, signals and links as on Unix")
@@ -289,7 +289,7 @@ def test_a_flipped_bit_is_found_or_harmless(tmp_path):
     query = rows(300, 12, 2)
     wanted = answers(Index.load(path), query)
     rng = np.random.default_rng(5)
-    # All bytes of the tensors are under a checksum, and all rows are looked at.
+    # Checksums cover all bytes of the tensors, and the search reads all rows.
     for position in rng.integers(0, len(contents), 20):
         path.write_bytes(flipped(contents, position, rng.integers(8)))
         outcome(path, query, wanted)

@@ -12,7 +12,7 @@ import pytest
 import exactknn
 from exactknn import Index
 
-# From so many rows on the core packs a part of an index.
+# Rows of a segment before the core packs it.
 SEALED = 8192
 
 

@@ -49,7 +49,7 @@ print(os.waitstatus_to_exitcode(status), agrees())
 
 @pytest.mark.parametrize("queries", [1, 9])
 def test_a_forked_child_answers_a_small_search(run_python, queries):
-    # Small searches stay on the calling thread: they must not ask for threads that a child does not have.
+    # Small searches run on the calling thread: they must not use threads that a child does not have.
     program = (
         FORK
         + f"""
@@ -291,8 +291,8 @@ print(all((exactknn.knn(x, x, 3, num_threads=n)[1] == exactknn.knn(x, x, 3)[1]).
 
 
 def test_an_interrupt_in_the_first_call_is_no_panic(run_python):
-    # NumPy's C interface runs Python code when it is first asked for, and takes an exception there for a panic: it must
-    # have been asked for when the package was imported.
+    # The first use of NumPy's C API runs Python code and aborts on any exception raised there: importing the package
+    # must have used it already.
     program = """
 import numpy as np
 import numpy.lib._version as version

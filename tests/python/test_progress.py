@@ -1,4 +1,4 @@
-"""`knn(..., progress=...)`: what a function is told, what a bar shows, and how both end."""
+"""`knn(..., progress=...)`: the fractions passed to a function, the output of a bar, and how both end."""
 
 from __future__ import annotations
 

@@ -137,8 +137,8 @@ def test_tensors_and_a_real_approximate_index():
             ValueError,
             "found_ids must be below 2[*]{2}63, got 9223372036854775808",
         ),
-        (([[1]], [[1]], [[1.0]]), TypeError, "go together, got no true_distances"),
-        (([[1]], [[1]], None, [[1.0]]), TypeError, "go together, got no found_distances"),
+        (([[1]], [[1]], [[1.0]]), TypeError, "given together, got no true_distances"),
+        (([[1]], [[1]], None, [[1.0]]), TypeError, "given together, got no found_distances"),
         (
             ([[1]], [[1]], [[1.0, 2.0]], [[1.0]]),
             ValueError,
@@ -151,7 +151,7 @@ def test_tensors_and_a_real_approximate_index():
         (
             (torch.ones(1, 1, device="meta", dtype=int), [[1]]),
             ValueError,
-            "found_ids must lie in CPU memory, got .* meta",
+            "found_ids must be in CPU memory, got .* meta",
         ),
     ],
 )

@@ -221,15 +221,11 @@ def test_parameters_that_were_set_later_are_checked_in_transform(rows, changed, 
 
 def test_too_few_rows_are_named(rows):
     transformer = ExactNeighborsTransformer(5).fit(rows[:5])
-    with pytest.raises(
-        ValueError, match="6 neighbours are wanted of each row, but with n_samples = 5 there are 5 fitted"
-    ):
+    with pytest.raises(ValueError, match="each row needs 6 neighbours, but with n_samples = 5 there are 5 fitted"):
         transformer.transform(rows)
-    with pytest.raises(
-        ValueError, match="5 neighbours are wanted of each row, but with n_samples = 5 there are 4 other"
-    ):
+    with pytest.raises(ValueError, match="each row needs 5 neighbours, but with n_samples = 5 there are 4 other"):
         transformer.fit_transform(rows[:5])
-    with pytest.raises(ValueError, match="n_neighbors is too large: 9 neighbours"):
+    with pytest.raises(ValueError, match="n_neighbors is too large: each row needs 9 neighbours"):
         transformer.kneighbors(n_neighbors=9)
     with pytest.raises(ValueError, match="n_neighbors must be at least 1, got 0"):
         transformer.kneighbors(n_neighbors=0)

@@ -121,7 +121,7 @@ def test_an_exponent_that_is_no_number_is_refused(p):
         exactknn.knn(rows(3, 2), k=1, metric="minkowski", p=p)
 
 
-def test_an_exponent_nobody_asks_for_is_refused():
+def test_an_exponent_without_minkowski_is_refused():
     with pytest.raises(ValueError, match=r"^p is for metric='minkowski' only, got p=1 with metric='euclidean'$"):
         exactknn.knn(rows(3, 2), k=1, metric="euclidean", p=1)
 
