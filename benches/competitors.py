@@ -2,8 +2,8 @@
 
     Workload, query, reference --> {library: [Backend, ...]}     a search: () -> (values, row numbers)
 
-Every library starts from the same two bare arrays; only `FAISS` has its index built beforehand. Without self, a library
-that has no such search is asked for one neighbour more, from which the row itself is dropped.
+Every library starts from the same two arrays; only `FAISS` has its index built beforehand. For self-exclusion, a
+library without such a search finds one more neighbour, and the row itself is dropped.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Search = Callable[[], Found]
 
 
 class Backend(NamedTuple):
-    """A search by one library, and about how much memory it takes at its peak: what cannot fit is not tried."""
+    """A search by one library, and its approximate peak memory: a search that cannot fit is skipped."""
 
     search: Search
     bytes_needed: int
@@ -45,7 +45,7 @@ class Backend(NamedTuple):
 def backends(workload: Workload, query: Rows, reference: Rows, threads: int) -> dict[str, list[Backend]]:
     """The backends of each library of `workload`, `OURS` first; where there are several, the fastest one counts."""
     usual, matrix = workload.outputs + (512 << 20), 4 * workload.count * workload.references
-    # CustomKNN copies what it found several times to drop the rows themselves: measured, 3.2 to 3.5 times the outputs.
+    # CustomKNN copies its result several times to drop the rows themselves: measured, 3.2 to 3.5 times the outputs.
     copies = 7 * workload.outputs // 2 + (512 << 20)
     makers: dict[str, Callable[[], list[Backend]]] = {
         workloads.FAISS: lambda: [Backend(_faiss(workload, query, reference, built=True), usual)],
@@ -76,7 +76,7 @@ def ours(workload: Workload, query: Rows, reference: Rows, threads: int) -> Sear
 
 
 def _asked(workload: Workload) -> int:
-    """Neighbours to ask for where the row itself may be among them."""
+    """Return the number of neighbours to search for, if the row itself may be among them."""
     return workload.columns + workload.is_self
 
 
@@ -134,7 +134,7 @@ def _custom_knn(workload: Workload, query: Rows, reference: Rows, batch_size: in
 def _sklearn(workload: Workload, query: Rows, reference: Rows) -> Search:
     def search() -> Found:
         fitted = NearestNeighbors(n_neighbors=workload.columns, algorithm="brute").fit(reference)
-        # Without queries it leaves each row out of its own neighbours.
+        # Without queries it excludes each row from its own neighbours.
         values, ids = fitted.kneighbors(None if workload.is_self else query)
         return values, ids
 

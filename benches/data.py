@@ -1,4 +1,4 @@
-"""What the measurements share: their rows, the float64 truth to compare answers with, and what machine this is."""
+"""Shared by the benchmarks: rows, the float64 ground truth, and a description of the machine."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ SPREAD = 0.6  # norm of a row's offset from its cluster's unit centre, before th
 
 
 def clustered_rows(count: int, dimension: int, *, seed: int, clusters: int = CLUSTERS) -> Rows:
-    """Unit rows around common centres, as embeddings of a trained model lie.
+    """Return unit rows around common centres, like embeddings of a trained model.
 
     Args:
         count: number of rows.
-        dimension: their length. The centres depend on it and on `clusters` alone: rows of two seeds share them.
+        dimension: their length. The centres depend only on it and on `clusters`: rows of two seeds share them.
         seed: decides which centre each row belongs to, and its offset.
         clusters: number of centres.
 
@@ -44,14 +44,14 @@ def clustered_rows(count: int, dimension: int, *, seed: int, clusters: int = CLU
 
 
 def correlated_rows(count: int, dimension: int, *, seed: int, rank: int = 48, noise: float = 0.3) -> Rows:
-    """Rows whose columns depend on each other, as embeddings of text lie: a common mean, few directions, and noise.
+    """Return rows with correlated columns, like embeddings of text: a common mean, few directions, and noise.
 
     Args:
         count: number of rows.
-        dimension: their length. The mean and the directions depend on it and on `rank` alone.
-        seed: decides where each row lies.
+        dimension: their length. The mean and the directions depend only on it and on `rank`.
+        seed: determines the rows.
         rank: number of common directions; the j-th is 1 / sqrt(j) as wide as the first.
-        noise: norm of what is a row's own, where the part in the common directions has norm 1.
+        noise: norm of a row's noise; its part in the common directions has norm 1.
 
     Returns:
         `(count, dimension)` float32.
@@ -108,8 +108,8 @@ def exact_values(query: Rows, reference: Rows, indices: Ids, metric: str) -> npt
 def truth(query: Rows, reference: Rows, k: int, metric: str = "sqeuclidean") -> tuple[Values, Ids]:
     """The `k` nearest references of each query by float64, ranked by (value rounded to float32, row number).
 
-    A float64 matrix product proposes candidates, `exact_values` decides. Enough candidates are taken for the ones left
-    out to lie farther away than the `k`-th neighbour by much more than what the product can be wrong by.
+    A float64 matrix product proposes candidates, `exact_values` decides. There are enough candidates that all other
+    rows are farther than the `k`-th neighbour by much more than the rounding error of the product.
     """
     q, r = query.astype(np.float64), reference.astype(np.float64)
     sign = -1.0 if metric == "inner_product" else 1.0  # keys: smallest first
@@ -177,7 +177,7 @@ def commit() -> str:
 
 
 def versions(*distributions: str) -> str:
-    """The installed versions, in one line; distributions that are not installed are left out."""
+    """Return the installed versions in one line; distributions that are not installed are omitted."""
     found = []
     for name in distributions:
         try:

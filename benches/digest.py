@@ -4,14 +4,14 @@
     python -m benches.digest --level scalar --threads 3
     python -m benches.digest --all                every level of this CPU by 1 to 4 threads; do all agree?
     python -m benches.digest --record             the same, then written to tests/python/digest.json
-    python -m benches.digest --cases > before     a line a case, for `diff`
+    python -m benches.digest --cases > before     one line per case, for `diff`
 
     rows (digest_rows) ──calls of the package (digest_searches, digest_uses)──> cases: a name, a result
         ──bytes in one form──> SHA-256 of a case ──> of a group ──> of all
 
 The contract (docs/contract.md) makes the digests independent of the level, the number of threads and the machine, and
-the cases are chosen to be independent of the versions of NumPy and torch. Record them anew only with a change that is
-meant to alter answers, or one that adds cases; `tests/python/test_digest.py` asserts the record.
+the cases are chosen to be independent of the versions of NumPy and torch. Record them again only with a change that is
+meant to alter results, or one that adds cases; `tests/python/test_digest.py` asserts the record.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def running(level: str | None, threads: int | None) -> Iterator[None]:
 
 
 def show_cases() -> int:
-    """Print a line a case."""
+    """Print one line per case."""
     for group in GROUPS:
         for name, digest in cases_of(group):
             print(f"{digest}  {group}: {name}")
@@ -173,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--all", action="store_true", help="every level of this CPU by 1 to 4 threads")
     what.add_argument("--record", action="store_true", help="the same, and write the record when all agree")
-    what.add_argument("--cases", action="store_true", help="a line a case")
+    what.add_argument("--cases", action="store_true", help="one line per case")
     options = parser.parse_args(arguments)
     if (options.all or options.record) and (options.level or options.threads):
         parser.error("--all and --record choose level and threads themselves")

@@ -1,8 +1,8 @@
-"""Groups of `benches.digest`: prepared, saved and streamed references, and what is built on searches.
+"""Groups of `benches.digest`: prepared, saved and streamed references, and features built on searches.
 
-Results that may differ between machines or versions of a library are left out: `ndcg_at_<k>` (`log2`), votes weighted
-by `exp`, NMI and AMI (k-means, `log`), distances that torch measures, and the codes in the file of an index. What is
-left of the metrics takes additions in one order, divisions, and sums that are rounded once.
+Results that may differ between machines or library versions are excluded: `ndcg_at_<k>` (`log2`), votes weighted by
+`exp`, NMI and AMI (k-means, `log`), distances measured by torch, and the codes in the file of an index. The remaining
+metrics use only additions in a fixed order, divisions, and sums that are rounded once.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def _searched(search: _core.BlockSearch, parts: list[Rows]) -> _core.BlockSearch
     return search
 
 
-# --- what is built on searches -------------------------------------------------------------------------------------
+# --- features built on searches ------------------------------------------------------------------------------------
 
 
 def _tensor(rows: Rows) -> torch.Tensor:

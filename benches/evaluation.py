@@ -5,13 +5,13 @@
     for each round, each workload, each calculator: a fresh process ──> seconds, MiB added, values
                                                   (exit code 1 if a value differs by more than 1e-4)
 
-The peers search in float32, where some neighbours at nearly the same distance change places, and average reciprocal
-ranks in float32: the largest difference of a value is shown.
+The peers search in float32, where some neighbours at nearly equal distances swap, and average reciprocal ranks in
+float32: the largest difference of a value is shown.
 
-Every calculator starts from the same tensors and computes the five retrieval metrics. Every process computes once more
-before it is timed, on a few rows, so that nothing is loaded or built in the timed call. Calculators take turns, so that
-a disturbance meets all; medians are shown. A process may use the memory that is free at the start and no more: what
-does not fit ends in an error, and the table says so.
+Every calculator starts from the same tensors and computes the five retrieval metrics. Every process first evaluates a
+few rows untimed, so that nothing is loaded or built in the timed call. Calculators take turns, so that a disturbance
+affects all; medians are shown. A process may use only the memory that is free at the start: if that is too little, the
+table shows the error.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def in_own_process(name: str, workload: Workload, limit: int) -> dict[str, Any]:
 
 
 def difference(ours: dict[str, float], theirs: dict[str, float]) -> float:
-    """Largest difference of a value; infinite where one has a metric that the other has not."""
+    """Return the largest difference of a value; infinity if one lacks a metric of the other."""
     return max(abs(ours[name] - theirs[name]) for name in ours) if set(ours) == set(theirs) else math.inf
 
 

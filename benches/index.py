@@ -1,12 +1,12 @@
-"""An index built once and asked many times: `exactknn.Index` beside faiss `IndexFlatL2` on the same rows.
+"""An index built once and searched many times: `exactknn.Index` beside faiss `IndexFlatL2` on the same rows.
 
     python -m benches.index [--rows N --dimension D --block B --seconds S]
 
-One process holds both indexes and asks them in turn, so that both meet the same machine. The rows are added block by
-block; then the index is saved and loaded, by mapping the file, which is compared with reading an array of the rows.
-The first search of a loaded index checks what it reads against the checksums of the file; it is shown on its own.
+One process holds both indexes and searches them in turn, so that both see the same machine load. The rows are added
+block by block; then the index is saved and loaded by memory-mapping, compared with reading an array of the rows. The
+first search of a loaded index verifies the checksums of the file; it is shown separately.
 
-Answers are compared before any figure is printed: distances may differ by the rounding of float32 products, ids only
+Results are compared before any figure is printed: distances may differ by the rounding of float32 products, ids only
 where distances are within that; any other difference ends the run with exit code 1.
 """
 
@@ -120,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         saved, _ = seconds_of(lambda: ours.save(path))
         np.save(array, np.concatenate(parts))
         print(f"{'save':<28}{saved:>10.2f} s   ({path.stat().st_size / MIB:,.0f} MiB)")
-        exactknn.Index.load(path), np.load(array)  # both files are in the page cache from here on
+        exactknn.Index.load(path), np.load(array)  # both files are now in the page cache
         loading, reading = in_turn([lambda: exactknn.Index.load(path), lambda: np.load(array)], options.seconds)
         name = "load, or read the rows"
         print(f"{name:<28}{1000 * loading:>9.2f} ms{1000 * reading:>9.2f} ms{reading / loading:>7.0f}x")

@@ -1,12 +1,12 @@
-"""A reference file larger than memory may be: `exactknn search --max-memory` beside `exactknn.knn` of a part in memory.
+"""A reference file above the memory limit: `exactknn search --max-memory` beside `exactknn.knn` on a part in memory.
 
     python -m benches.large [--rows N --dimension D --queries Q --memory SIZE --part N --folder F]
 
-Makes a file of unit rows around common centres (`.fbin`, about 12 GB unless told otherwise), then
+Makes a file of unit rows around common centres (`.fbin`, about 12 GB by default), then
 
-1. searches the first rows of it, read into memory, with `exactknn.knn`: the rate without a bound;
-2. searches the file with the bound, in a process of its own that tells its highest resident size;
-3. does so again and interrupts it about half-way; the same command then goes on from the state that was kept.
+1. searches its first rows, read into memory, with `exactknn.knn`: the rate without a limit;
+2. searches the file with the limit, in a separate process that reports its peak resident size;
+3. repeats this, interrupts it about half-way, and continues from the saved state by running the same command.
 
 Exit code 1 when the resumed search writes other bytes, or the searches of the part differ from one another.
 """
@@ -34,7 +34,7 @@ K = 10
 MADE_AT_ONCE = 100_000
 CLUSTERS = 1000
 
-# The command line in a process that tells its highest resident size, and shows progress as numbers where it is told to.
+# The command line in a process that reports its peak resident size and, with --progress, numeric progress.
 COMMAND = """
 import sys
 from exactknn.cli import main
@@ -56,7 +56,7 @@ def make(path: Path, rows: int, dimension: int) -> None:
 
 
 def start(folder: Path, memory: str, *words: str) -> subprocess.Popen[str]:
-    """The search of the file, in a process of its own."""
+    """The search of the file, in a separate process."""
     here = os.pathsep.join(filter(None, [str(ROOT / "python"), os.environ.get("PYTHONPATH")]))
     command = [sys.executable, "-c", COMMAND, "search", "--query", "query.fbin", "--reference", "base.fbin"]
     return subprocess.Popen(

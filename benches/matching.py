@@ -2,13 +2,13 @@
 
     python -m benches.matching [--rows N --dimension D --block B --share S]
 
-Rows lie in clusters of about ten, unit length; a pair matches at a squared Euclidean distance of at most 1. Each side
-runs in a process of its own, on the same rows, with all cores that the process may use: its time, the time of its
-cores, and the highest resident size less the one before. The torch loops are what one writes by hand: blocks of rows,
-`torch.cdist` or a matrix product, compared, `nonzero`. Every block takes as long as any other, so `--share` lets them
-do a part of the blocks, and their times are scaled up.
+Rows are unit vectors in clusters of about ten; a pair matches at a squared Euclidean distance of at most 1. Each side
+runs in a separate process, on the same rows, with all available cores. Shown are its time, its CPU time, and the
+increase of its peak resident size. The torch loops are typical handwritten code: blocks of rows, `torch.cdist` or a
+matrix product, a comparison, `nonzero`. All blocks take the same time, so with `--share` they run a part of the blocks,
+and their times are scaled up.
 
-The answers are compared before the figures are printed. float32 products may decide a pair otherwise when it is within
+Results are compared before the figures are printed. float32 products may decide a pair differently if it is within
 rounding of the threshold; any other difference ends the run with exit code 1.
 """
 
@@ -44,7 +44,7 @@ Find = Callable[[torch.Tensor, range], torch.Tensor]
 
 
 def exactknn_finder(rows: torch.Tensor, blocks: range) -> torch.Tensor:
-    """This package: all pairs, whatever the blocks."""
+    """This package: all pairs, in its own blocks."""
     finder = MatchFinder(LpDistance(normalize_embeddings=False, power=2), threshold=THRESHOLD)
     return finder.get_match_indices(rows)
 
@@ -100,7 +100,7 @@ def in_own_process(call: dict[str, Any]) -> dict[str, Any]:
     """`measure` in a fresh process."""
     command = [sys.executable, "-m", "benches.matching", "--one", json.dumps(call)]
     here = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    # A machine may tell OpenBLAS to pretend to be an older one.
+    # The environment may restrict OpenBLAS to an older instruction set.
     environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_CORETYPE"}
     done = subprocess.run(
         command, stdout=subprocess.PIPE, text=True, check=True, env=environment | {"PYTHONPATH": here}

@@ -1,12 +1,12 @@
-"""Peak memory of a search, measured in a process of its own, against what it may take.
+"""Peak memory of a search, measured in a separate process and compared with its limit.
 
     python -m benches.peak_memory [--queries N --references M --dimension D --k K --dtype NAME]
 
-A search may take one packed copy of the reference (float32 numbers), its outputs, and 64 MiB for everything else:
-threads, blocks, buffers, whatever its size. Each workload runs in a fresh process, because a process never
-lowers its own peak. Measured is the highest resident size afterwards less the resident size before.
+A search may take one packed copy of the reference (float32 numbers), its outputs, and 64 MiB for threads, blocks and
+buffers, independent of its size. Each workload runs in a fresh process, because the peak of a process never falls. The
+measured value is the peak resident size afterwards minus the resident size before.
 
-The exit code is 1 when a workload took more.
+The exit code is 1 if a workload exceeds its limit.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def peak() -> int:
     """The highest resident size of this process so far, in bytes."""
     status = Path("/proc/self/status")
     if status.exists():
-        # `ru_maxrss` of a fresh process begins with what its parent held when it was started.
+        # `ru_maxrss` of a fresh process starts at its parent's resident size.
         match = re.search(r"^VmHWM:\s*(\d+) kB$", status.read_text(encoding="ascii", errors="replace"), re.MULTILINE)
         if match:
             return int(match[1]) * 1024
@@ -103,7 +103,7 @@ def measure_search(
     query: np.ndarray | None, reference: np.ndarray, k: int, metric: str = "sqeuclidean", threads: int | None = None
 ) -> dict[str, int]:
     """`measure`, of rows that are there; without a query the references against themselves."""
-    exactknn.knn(reference[:2], reference[:2], 1)  # what is loaded or built on first use is not this search's
+    exactknn.knn(reference[:2], reference[:2], 1)  # excludes what is loaded or built on first use
     before = psutil.Process().memory_info().rss
     if query is None:
         exactknn.knn(reference, k=k, metric=metric, num_threads=threads)
@@ -113,7 +113,7 @@ def measure_search(
 
 
 def in_own_process(*arguments: str) -> dict[str, int]:
-    """What this module prints when it is asked for one search, in a fresh process."""
+    """Return the output of this module for one search, run in a fresh process."""
     command = [sys.executable, "-m", "benches.peak_memory", *arguments]
     here = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environment = os.environ | {"PYTHONPATH": here}

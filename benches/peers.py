@@ -1,4 +1,4 @@
-"""exactknn beside the exact searches in common use: answers compared first, then times, in one run.
+"""exactknn beside the exact searches in common use: results are compared first, then times, in one run.
 
     python benches/peers.py [--quick] [--only NAME] [--skip LIBRARY] [--threads N] [--repeats R] [--budget SECONDS]
                             [--json FILE] [--plot FILE.png] [--record] [--no-memory] [--list]
@@ -6,18 +6,18 @@
     rows -> float64 truth of a few queries -> answers of each library -> times, in turns -> memory -> tables, picture
                                                  (exit code 1 if exactknn's are not the truth)
 
-Every library starts from the same two bare arrays and hands back distances and row numbers, so packing its rows is in
-its time; only faiss is also shown with an index built beforehand, and that is the figure to compare with. Operations
-are counted as 2 x queries x references x dimension.
+Every library starts from the same two arrays and returns distances and row numbers, so its time includes packing the
+rows; only faiss is also shown with an index built beforehand, and that is the figure to compare with. Operations are
+counted as 2 x queries x references x dimension.
 
-Times: exactknn runs before every run of another library, so that a disturbance meets both alike. The tables show
-medians and their ratio; minima stand in the last table and in the JSON file. A library whose first run takes longer
-than the budget keeps that one; one that would not fit into the free memory is left out, and the report says so.
+Times: exactknn runs before every run of another library, so that a disturbance affects both alike. The tables show
+medians and their ratio; minima are in the last table and in the JSON file. If the first run of a library exceeds the
+budget, it is the only one; a library that would not fit in the free memory is skipped, and the report says so.
 
-Memory: what one search adds at its peak to a fresh process that holds the rows.
+Memory: the peak that one search adds to a fresh process that holds the rows.
 
-Some machines set OPENBLAS_CORETYPE for other programs' sake, which slows NumPy and faiss: the command starts itself
-again without it, in this process only.
+Some machines set OPENBLAS_CORETYPE for other programs, which slows NumPy and faiss: the command restarts itself without
+it, in this process only.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ SHORT = 0.05  # seconds: shorter searches are run several times in a turn
 
 @dataclass
 class Settings:
-    """What the command was asked for."""
+    """The options of the command."""
 
     threads: int
     repeats: int
@@ -206,11 +206,11 @@ def run(workload: Workload, settings: Settings, report: Report) -> None:
             continue
         try:
             asked[name] = ask(several, right, budget)
-            if name in workload.goals:  # a ratio that is judged is no single run's
+            if name in workload.goals:  # a ratio with a goal is never from a single run
                 asked[name].least = min(LEAST, settings.repeats)
         except Exception as error:
             why = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            report.notes.append(f"{workload.name}: {name} left out, {why}")
+            report.notes.append(f"{workload.name}: {name} skipped, {why}")
             if isinstance(error, MemoryError) and name == OURS:
                 return
             if name == OURS:
@@ -284,16 +284,16 @@ def arguments_of(given: Sequence[str] | None) -> tuple[argparse.Namespace, list[
     chosen = [workload for workload in known if not options.only or options.only in workload.name]
     if not chosen:
         parser.error(
-            f"--only: wanted part of one of {', '.join(workload.name for workload in known)}; got {options.only}"
+            f"--only: expected part of one of {', '.join(workload.name for workload in known)}; got {options.only}"
         )
     if options.threads < 1:
-        parser.error(f"--threads: wanted at least 1, got {options.threads}")
+        parser.error(f"--threads: expected at least 1, got {options.threads}")
     options.repeats = (3 if options.quick else 5) if options.repeats is None else options.repeats
     options.budget = (0.5 if options.quick else 8.0) if options.budget is None else options.budget
     if options.repeats < 1:
-        parser.error(f"--repeats: wanted at least 1, got {options.repeats}")
+        parser.error(f"--repeats: expected at least 1, got {options.repeats}")
     if not options.budget > 0:
-        parser.error(f"--budget: wanted more than 0 seconds, got {options.budget}")
+        parser.error(f"--budget: expected more than 0 seconds, got {options.budget}")
     return options, chosen
 
 

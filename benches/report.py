@@ -1,4 +1,4 @@
-"""What was measured, as tables, a picture and a dated file."""
+"""The measurements as tables, a figure and a dated file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Result:
     over_ours_minimum: float  # minimum over minimum
     gops: float
     recall: float  # share of its neighbours that are no farther than the true k-th
-    ids_differ: int  # places of the sample where another row number stands than in the truth
+    ids_differ: int  # entries of the sample with another row number than the truth
     ids_compared: int
     goal: float | None = None  # at least what `over_ours` should be
 
@@ -55,7 +55,7 @@ class Report:
     threads: int
     results: list[Result]
     ours: list[Ours]
-    notes: list[str]  # what was left out, and why
+    notes: list[str]  # what was skipped, and why
     product: float  # Gop/s of torch's float32 matrix product
     peaks: dict[str, float]  # Gop/s that the core measured, by kind of number
 
@@ -91,7 +91,7 @@ class Report:
         return found
 
     def summary(self) -> str:
-        """A line for each work, a column for each library."""
+        """Return a table with one line per workload, one column per library."""
         named = self.named()
         peers = [
             name
@@ -149,7 +149,7 @@ class Report:
         return _markdown(titles, rows)
 
     def full_table(self) -> str:
-        """A line for each library and work."""
+        """Return a table with one line per library and workload."""
         rows = [
             [
                 r.work if r.peer == workloads.OURS else "",

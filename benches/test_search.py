@@ -1,7 +1,7 @@
 """Times of `exactknn.knn` alone, by pytest-benchmark: `make bench`, or `pytest --benchmark-enable benches`.
 
 Small enough for a check before and after a change (`--benchmark-save NAME`, then `--benchmark-compare`). Each also
-looks at the answer, since a fast wrong one is worth nothing; the comparison with other libraries is `benches.peers`.
+checks the result, since a fast wrong result is worthless; `benches.peers` compares with other libraries.
 """
 
 from __future__ import annotations

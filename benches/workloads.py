@@ -1,4 +1,4 @@
-"""The searches that are compared, by name: their rows, sizes, the libraries asked, and the goals set for them."""
+"""The benchmarked searches by name: their rows, sizes, competing libraries, and goals."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Workload:
 
     Attributes:
         data: how the rows are made, see `benches.data`.
-        queries: number of queries; 0: the references among themselves, each without itself.
+        queries: number of queries; 0: the references among themselves, self excluded.
         references: number of references.
         dimension: length of a row.
         k: neighbours of each query; None: all, sorted.
