@@ -125,6 +125,7 @@ fn a_panel_cache_is_for_one_metric_and_one_matrix() {
     assert_eq!(search(reference, Metric::SqEuclidean).expect("finite"), found);
     assert_eq!(cache.packings(), 1);
     assert!(matches!(search(reference, Metric::Cosine), Err(Error::Panic(_))));
+    // Also where the other matrix would need panels of another kernel.
     let others = data.clone();
     assert!(matches!(search(matrix(&others, 8, Argument::Reference), Metric::SqEuclidean), Err(Error::Panic(_))));
 }
@@ -230,4 +231,48 @@ fn ranks_in_an_index_are_those_of_its_rows() {
             assert_eq!(found, truth, "{:?}, {first:?}", simd.level());
         }
     }
+}
+
+/// Rows that a search by radius skips are refused like all others, whatever filter it takes.
+#[test]
+fn skipped_rows_that_are_not_finite_are_refused() {
+    let mut data = convert(&rows(Rows::Normal, 400, 8, &mut Random(5)), |x| x as f32).concat();
+    data[3] = f32::NAN;
+    let reference = matrix(&data, 8, Argument::Reference);
+    for simd in levels() {
+        for queries in [1, 8, 100] {
+            let query = matrix(&data[800..800 + queries * 8], 8, Argument::Query);
+            let (metric, order, threads) = (Metric::SqEuclidean, RowOrder::Row, THREADS);
+            let exclude = SelfRule::None;
+            let options =
+                RadiusOptions { radius: 9.0, metric, exclude, values: true, from_row: 50, order, simd, threads };
+            let found = RadiusSearch::new(query, reference, options).expect("good").run(&Monitor::new());
+            assert!(matches!(found, Err(Error::NonFinite { row: 0, column: 3, .. })), "{queries} queries");
+        }
+    }
+}
+
+/// Neighbours of two splits of which neither has k rows.
+#[test]
+fn k_larger_than_a_split_is_merged() {
+    let data = convert(&rows(Rows::Normal, 5000, 3, &mut Random(8)), |x| x as f32);
+    let flat = data.concat();
+    for simd in levels() {
+        let options = Options { k: 4900, metric: Metric::SqEuclidean, exclude: SelfRule::None, simd, threads: THREADS };
+        let (query, reference) = (matrix(&flat[..3], 3, Argument::Query), matrix(&flat, 3, Argument::Reference));
+        let found = Search::new(query, reference, options).expect("good").run(&Monitor::new()).expect("finite");
+        let truth = oracle::knn(Metric::SqEuclidean, &data[..1], &data, 4900, false);
+        assert_eq!(found.rows, truth.rows);
+    }
+}
+
+#[test]
+fn rows_prepared_for_another_index_are_refused() {
+    let data = convert(&rows(Rows::Normal, 20, 6, &mut Random(2)), |x| x as f32).concat();
+    let simd = levels()[0];
+    let (one, other) = (Index::new(6, Metric::SqEuclidean), Index::new(6, Metric::Cosine));
+    let (one, other) = (one.expect("columns"), other.expect("columns"));
+    let rows = one.prepare(matrix(&data, 6, Argument::Reference), simd, 1, &Monitor::new()).expect("good rows");
+    assert!(matches!(other.append(rows, simd), Err(Error::BadArray { argument: "rows", .. })));
+    assert_eq!(other.rows(), 0);
 }

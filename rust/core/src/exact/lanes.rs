@@ -22,7 +22,7 @@ pub(crate) fn sum_rows<const R: usize, const N: usize, A: Wide, B: Wide>(
     let mut lanes = [[[0.0f64; LANES]; N]; R];
     let (a_chunks, a_rest) = a.as_chunks::<LANES>();
     // Slices of the length of `a`, so that the loops have no bounds checks.
-    let rows = map(rows, |row| row[..a.len()].as_chunks::<LANES>());
+    let rows = rows.map(|row| row[..a.len()].as_chunks::<LANES>());
     for (c, x) in a_chunks.iter().enumerate() {
         for r in 0..R {
             let y = &rows[r].0[c];

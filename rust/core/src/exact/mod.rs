@@ -194,7 +194,7 @@ fn unit_scales<E: Element, const R: usize>(q: &[f64], rows: [&[E::Wide]; R]) -> 
         return rows.map(unit_scale::<E>);
     }
     // The same sums as in `unit_scale`, for `R` rows at once; the query's numbers are not used.
-    map(sum_rows(q, rows, |_, _, y| [y * y]), |[norm2]| UnitScale { pre: 1.0, inverse: inverse_root(norm2), norm2 })
+    sum_rows(q, rows, |_, _, y| [y * y]).map(|[norm2]| UnitScale { pre: 1.0, inverse: inverse_root(norm2), norm2 })
 }
 
 #[inline(always)]

@@ -140,6 +140,10 @@ impl<E: Element + Stored> Index<E> {
         if segment.rows() == 0 {
             return Ok(());
         }
+        if segment.layout() != self.layout {
+            let wanted = "be prepared for this index".to_owned();
+            return Err(Error::BadArray { argument: "rows", wanted, given: "rows prepared for another".to_owned() });
+        }
         let changing = self.change();
         let mut segments = self.write();
         self.check_total(&segments, segment.rows())?;

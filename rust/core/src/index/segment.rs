@@ -21,7 +21,7 @@ use crate::search::plan::Problem;
 use crate::search::references::{Guard, PanelCache, Source, StoredPanels};
 
 /// The properties that all segments of an index share.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Layout {
     pub(super) metric: Metric,
     /// Number of columns.
@@ -132,6 +132,10 @@ impl<E: Element + Stored> Segment<E> {
             segment.panels = Some(PanelCache::new(self.layout.metric));
         }
         Ok(segment)
+    }
+
+    pub(super) fn layout(&self) -> Layout {
+        self.layout
     }
 
     pub(super) fn rows(&self) -> usize {

@@ -358,12 +358,14 @@ impl Engine for UnpackedEngine<'_> {
     }
 }
 
-/// `outcome`, or an error if the scan has found a row that is not finite. Such a row takes precedence over the outcome: it
-/// was dropped, so a query may have too few neighbours.
+/// `outcome`, or an error if the scan has found a row that is not finite. Such a row was dropped, so a query may have too few
+/// neighbours: that failure is due to the row. Other failures come first, since not all rows were seen then.
 pub(crate) fn check_bad_rows<T>(context: &Context<'_>, scanner: &dyn Scanner, outcome: Result<T>) -> Result<T> {
     let Some(bad) = scanner.bad_rows() else { return outcome };
     // A cancelled scan has not seen all rows. Otherwise a chunk of queries has, so the first bad row is known.
     context.monitor.check()?;
-    bad.check(context.source.rows, Argument::Reference)?;
-    outcome
+    match outcome {
+        Ok(_) | Err(Error::Panic(_)) => bad.check(context.source.rows, Argument::Reference).and(outcome),
+        failed => failed,
+    }
 }

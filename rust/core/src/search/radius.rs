@@ -158,28 +158,33 @@ pub(crate) fn search<O: Output>(
 ) -> Result<Within<O>> {
     check_finite(query)?;
     let edge = Edge::new(options.metric, O::PRECISION, options.radius);
-    if edge.excludes_all() || query.rows() == 0 || problem.references == 0 {
+    let met = problem.references.saturating_sub(options.from_row);
+    if edge.excludes_all() || query.rows() == 0 || met == 0 {
         // There is nothing to search, but references that are not finite are refused all the same.
         for source in sources {
             source.check_finite(problem.threads, monitor)?;
         }
         return compressed_rows::join(Vec::new(), query.rows(), options.values, problem.threads);
     }
-    monitor.begin(problem.pairs());
+    monitor.begin(Problem { references: met, ..problem }.pairs());
     let queries = all_queries(query.rows())?;
-    let context = |number: usize, first_reference| Context {
-        query,
-        source: sources[number],
-        first_reference,
-        rows: options.from_row.saturating_sub(first_reference).min(sources[number].rows.rows())
-            ..sources[number].rows.rows(),
-        metric: options.metric,
-        ranking: Ranking::new(options.metric, O::PRECISION),
-        exclude: options.exclude,
-        upper_triangle: false,
-        simd: options.simd,
-        problem: Problem { references: sources[number].rows.rows(), packed: sources[number].packed, ..problem },
-        monitor,
+    let context = |number: usize, first_reference: usize| -> Context<'_> {
+        let source = sources[number];
+        let rows = options.from_row.saturating_sub(first_reference).min(source.rows.rows())..source.rows.rows();
+        let problem = Problem { references: rows.len(), packed: source.packed, ..problem };
+        Context {
+            query,
+            source,
+            first_reference,
+            rows,
+            metric: options.metric,
+            ranking: Ranking::new(options.metric, O::PRECISION),
+            exclude: options.exclude,
+            upper_triangle: false,
+            simd: options.simd,
+            problem,
+            monitor,
+        }
     };
     let finish = |found: Vec<Found>| sorted::<O>(found, &options, monitor);
     if let [source] = sources {
@@ -295,6 +300,10 @@ struct Radius<'a, F> {
 impl<T: Send, F: Fn(Vec<Found>) -> Result<T> + Sync> Radius<'_, F> {
     fn run(&self, queries: &[u32]) -> Result<Vec<T>> {
         let filter = self.context.problem.filter(self.context.simd.level());
+        if self.options.from_row > 0 && !filter.is_packed() {
+            // Packing meets all rows, other scans only those that are searched.
+            self.context.source.check_finite(self.context.problem.threads, self.context.monitor)?;
+        }
         scan::run(self.context, self, queries, (), filter)
     }
 }

@@ -228,7 +228,7 @@ pub struct PanelCache {
 
 #[derive(Default)]
 struct Forms {
-    /// [`Rows::identity`] of the packed rows.
+    /// [`Rows::identity`] of the rows that the cache is for: those of its first search.
     rows: Option<(usize, usize)>,
     panels: Vec<Arc<dyn AnyPanels>>,
 }
@@ -275,16 +275,14 @@ impl PanelCache {
         if metric != self.metric {
             return Err(Error::Panic(format!("a cache of panels for {:?} was used for {metric:?}", self.metric)));
         }
-        let identity = Some(rows.identity());
         {
-            let forms = self.lock();
+            let mut forms = self.lock();
+            // An index appends rows in place only to segments that are not packed, so packed rows do not move.
+            if *forms.rows.get_or_insert(rows.identity()) != rows.identity() {
+                return Err(Error::Panic("a cache of panels was used for other rows than those packed".into()));
+            }
             if let Some(panels) = forms.find() {
-                // An index appends rows in place only to segments that are not packed, so packed rows do not move.
-                return if forms.rows == identity {
-                    Ok(panels)
-                } else {
-                    Err(Error::Panic("a cache of panels was used for other rows than those packed".into()))
-                };
+                return Ok(panels);
             }
         }
         // Not under the lock: while a rayon worker waits for its subtasks it may run another search that needs the same
@@ -298,7 +296,6 @@ impl PanelCache {
         if let Some(panels) = forms.find() {
             return Ok(panels);
         }
-        forms.rows = identity;
         forms.panels.push(Arc::clone(&made) as Arc<dyn AnyPanels>);
         Ok(made)
     }

@@ -49,8 +49,10 @@ impl TopK {
     }
 
     fn capacity_for(k: usize, most: usize) -> usize {
-        // If k is a large share of all neighbours, keep all of them and select once, at the end.
-        if k.saturating_mul(4) >= most { most.max(k) } else { k + (k / 4).max(16) }
+        // If k is a large share of all neighbours, keep all of them and select once, at the end. Those of another split may
+        // join them: a buffer without room beyond k would select for each, or grow.
+        let least = k + (k / 4).max(16);
+        if k.saturating_mul(4) >= most { most.max(least) } else { least }
     }
 
     /// Add `neighbour` if it comes before the threshold.
