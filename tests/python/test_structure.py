@@ -1,4 +1,4 @@
-"""The structure that CONTRIBUTING.md describes is the structure of the code: who may use whom, and how long a file may be."""
+"""The code has the structure that CONTRIBUTING.md describes: who uses whom, and how long a file may be."""
 
 import re
 from pathlib import Path

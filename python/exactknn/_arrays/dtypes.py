@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from exactknn._arrays.blocks import blocks, rows_in
+
 #: The types that every search accepts, for error messages.
 DTYPES = "float32, float64, float16 or bfloat16"
 
@@ -110,9 +112,8 @@ def rounded(matrix: Matrix, dtype_name: str, name: str) -> Matrix:
     source = converted(matrix, "float32") if matrix.bfloat16 else matrix.array
     to_type, storage = _ROUNDING[dtype_name]
     result = np.empty(source.shape, storage)
-    step = max(1, _ROUNDED_ELEMENTS // max(1, source.shape[1]))
-    for start in range(0, len(result), step):
-        rows = source[start : start + step]
+    for start, stop in blocks(len(result), rows_in(_ROUNDED_ELEMENTS, source.shape[1])):
+        rows = source[start:stop]
         with np.errstate(all="ignore"):
             numbers, is_infinite = to_type(rows)
         beyond = is_infinite & np.isfinite(rows)
@@ -122,7 +123,7 @@ def rounded(matrix: Matrix, dtype_name: str, name: str) -> Matrix:
                 f"{name} must hold values that {dtype_name} can hold, "
                 f"got {float(rows[row, column]):g} in row {start + row}, column {column}"
             )
-        result[start : start + step] = numbers
+        result[start:stop] = numbers
     return Matrix(result, dtype_name == "bfloat16")
 
 

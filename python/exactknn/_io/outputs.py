@@ -171,28 +171,28 @@ class Pairs(NamedTuple):
     """Their distances, float32 or float64."""
 
 
-def write_pairs(stream: IO[bytes], suffix: str, blocks: Iterable[Pairs], dtype: np.dtype[Any]) -> int:
+def write_pairs(stream: IO[bytes], suffix: str, found: Iterable[Pairs], dtype: np.dtype[Any]) -> int:
     """Return the number of matching pairs after writing them in the format of `suffix`, one of `PAIR_SUFFIXES`.
 
     Args:
         stream: binary, writable, at its beginning.
         suffix: ``.csv`` is written block by block: a header, then lines of query, reference and the shortest text that
             parses to the same distance. ``.npz``, with the three arrays, needs all blocks in memory.
-        blocks: the pairs, in output order.
+        found: blocks of pairs, in output order.
         dtype: type of the distances.
     """
     if suffix == ".npz":
-        parts = [Pairs(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, dtype)), *blocks]
+        parts = [Pairs(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, dtype)), *found]
         query, reference, distance = (np.concatenate(column) for column in zip(*parts, strict=True))
         np.savez(stream, query=query, reference=reference, distance=distance)
         return len(query)
     stream.write((",".join(Pairs._fields) + "\n").encode())
     count = 0
-    for block in blocks:
+    for block in found:
         count += len(block.query)
-        # In pieces: text takes far more memory than numbers.
-        for start in range(0, len(block.query), _LINES):
-            query, reference, distance = (column[start : start + _LINES] for column in block)
+        # Text takes far more memory than numbers.
+        for start, stop in blocks(len(block.query), _LINES):
+            query, reference, distance = (column[start:stop] for column in block)
             lines = zip(query.tolist(), reference.tolist(), distance.astype(str).tolist(), strict=True)
             stream.write("".join(f"{i},{j},{value}\n" for i, j, value in lines).encode())
     return count

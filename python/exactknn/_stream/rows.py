@@ -27,6 +27,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from exactknn._arrays.blocks import blocks, rows_in
 from exactknn._arrays.dtypes import Matrix, converted
 from exactknn._arrays.matrix import as_matrix
 from exactknn._io.errors import FileError
@@ -104,11 +105,10 @@ class _CopiedRows:
         return block
 
     def _fill(self, start: int, block: Array, dtype_name: str, stopped: threading.Event) -> None:
-        step = max(1, PIECE_BYTES // max(1, self.dimension * block.itemsize))
-        for at in range(0, len(block), step):
+        for at, end in blocks(len(block), rows_in(PIECE_BYTES, self.dimension * block.itemsize)):
             if stopped.is_set():
                 return
-            self._read(start + at, block[at : at + step], dtype_name)
+            self._read(start + at, block[at:end], dtype_name)
 
     def _read(self, start: int, piece: Array, dtype_name: str) -> None:
         """Fill the piece with rows, starting at ``start``."""
@@ -249,10 +249,10 @@ class Stream:
         """Yield the rows, ``step`` at a time and once only; a block is valid until the next but one is requested."""
         matrix, self._first = self._first, None
         buffer, other = (np.empty((step, self.dimension or 0), dtype_of(dtype_name)) for _ in range(2))
-        piece, filled = max(1, PIECE_BYTES // max(1, buffer[:1].nbytes)), 0
+        piece, filled = rows_in(PIECE_BYTES, buffer[:1].nbytes), 0
         while matrix is not None:
-            for start in range(0, len(matrix.array), piece):
-                part = converted(matrix._replace(array=matrix.array[start : start + piece]), dtype_name)
+            for start, stop in blocks(len(matrix.array), piece):
+                part = converted(matrix._replace(array=matrix.array[start:stop]), dtype_name)
                 while len(part):
                     count = min(len(part), step - filled)
                     buffer[filled : filled + count] = part[:count]

@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from exactknn import _core
+from exactknn._arrays.blocks import rows_in
 from exactknn._arrays.dtypes import Matrix, converted
 from exactknn._arrays.matrix import as_view, is_blocks
 from exactknn._progress import Report, part_of
@@ -232,7 +233,7 @@ class ResumableSearch:
     def _check_queries(self) -> None:
         """Check all queries before the search, so that an error names the row number among all queries."""
         dtype_name, start = self._queries.dtype_name, 0
-        step = max(1, PIECE_BYTES // max(1, self._queries.dimension * 8))
+        step = rows_in(PIECE_BYTES, self._queries.dimension * 8)
         with contextlib.closing(self._queries.blocks(0, step, dtype_name)) as blocks:
             for block in blocks:
                 # A bfloat16 whose exponent bits are all ones is not finite.

@@ -19,6 +19,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
+from exactknn._arrays.blocks import rows_in
 from exactknn._arrays.scalars import METRICS
 from exactknn._io.outputs import DISTANCE_SUFFIXES, OutputFile, check_indices_fit, write_neighbours, write_truth
 from exactknn._io.paths import check_output_suffix, suffix_of
@@ -184,7 +185,7 @@ def _write_hdf5(
         file.attrs["point_type"] = "float"
         for name, vectors in (("train", base), ("test", query)):
             rows = file.create_dataset(name, (vectors.rows, vectors.dimension), vectors.dtype.newbyteorder("="))
-            step = max(1, _COPIED_BYTES // (vectors.dimension * vectors.dtype.itemsize))
+            step = rows_in(_COPIED_BYTES, vectors.dimension * vectors.dtype.itemsize)
             start = 0
             # In blocks: the base may be larger than memory.
             for block in rows_of(vectors, stack).blocks(0, step, vectors.dtype.name):

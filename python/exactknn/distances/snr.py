@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from exactknn._arrays.blocks import rows_in
 from exactknn.distances.base import BaseDistance
 
 # Elements of a (rows, m, d) block of differences; 64 MiB in float32.
@@ -45,7 +46,7 @@ class SNRDistance(BaseDistance):
 
     def compute_mat(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
         """Return ``(n, m)`` ratios, before ``power``."""
-        rows = max(1, _BLOCK_ELEMENTS // max(1, ref_emb.numel()))
+        rows = rows_in(_BLOCK_ELEMENTS, ref_emb.numel())
         noise = [_variance(block.unsqueeze(1) - ref_emb) for block in torch.split(query_emb, rows)]
         return torch.cat(noise) / _variance(query_emb).unsqueeze(1)
 

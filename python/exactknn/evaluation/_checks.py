@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from exactknn._arrays.blocks import small_blocks
+from exactknn._arrays.blocks import rows_in, small_blocks
 from exactknn._arrays.scalars import as_count
 from exactknn._arrays.sizes import check_sizes
 from exactknn._retrieval.types import Bools, Floats
@@ -197,8 +197,7 @@ def check_finite(embeddings: Tensor, name: str) -> None:
     if not embeddings.is_floating_point() or embeddings.ndim == 0 or embeddings.numel() == 0:
         return
     rows = embeddings.detach().reshape(len(embeddings), -1)
-    step = max(1, _CHECK_ELEMENTS // rows.shape[1])
-    blocks = torch.split(rows, step)
+    blocks = torch.split(rows, rows_in(_CHECK_ELEMENTS, rows.shape[1]))
     if rows.device.type == "cpu":
         finite = np.concatenate([_finite_rows(block) for block in blocks])
     else:  # a single transfer, after the last block

@@ -276,7 +276,7 @@ class MatchFinder:
         def decide(mat: Tensor, start: int) -> None:
             take(_keeps_to(mat if dtype is None else mat.to(dtype), threshold, inverted), start)
 
-        each_block(self.distance, query, reference, max(1, _BLOCK_ELEMENTS // len(reference)), decide)
+        each_block(self.distance, query, reference, rows_in(_BLOCK_ELEMENTS, len(reference)), decide)
 
 
 class _NativeSearch:
