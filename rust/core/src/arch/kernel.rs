@@ -22,7 +22,7 @@
 use crate::arch::level::Simd;
 use crate::saved::Stored;
 
-/// The largest `MR` of any kernel.
+/// Lanes for queries in every array of a kernel: at least its `MR`, and the sixteen lanes of unpacked rows.
 pub(crate) const MAX_MR: usize = 16;
 
 /// Queries and rows of one call of [`unpacked_sums`](crate::arch::unpacked_sums): sixteen queries are one AVX-512 vector,

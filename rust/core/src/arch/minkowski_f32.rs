@@ -276,7 +276,7 @@ impl<const NR: usize, const CHEBYSHEV: bool> Microkernel for LpF32<NR, CHEBYSHEV
                 Some(8) => self.scan_shape(Minkowski(Products::<8>), query, run, candidates),
                 _ => self.scan_shape(Minkowski(Logarithms { p: power.get() as f32 }), query, run, candidates),
             },
-            // Cityblock: no other metric has Lp geometry.
+            // Of the metrics with Lp geometry only cityblock is left; a new one needs an arm of its own.
             _ => self.scan_shape(Cityblock, query, run, candidates),
         }
     }

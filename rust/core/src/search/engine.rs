@@ -234,7 +234,7 @@ impl Scanner for Direct<'_> {
     }
 }
 
-/// Holds nothing of its queries: [`super::scan`] has them prepared for their values.
+/// No state: without keys, an engine needs nothing from its queries.
 struct DirectEngine<'s>(&'s Direct<'s>);
 
 impl Engine for DirectEngine<'_> {

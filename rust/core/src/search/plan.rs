@@ -1,4 +1,5 @@
-//! The plan of a search: its filter, block sizes and parallel axis. All tuned constants are here.
+//! The plan of a search: its filter, block sizes and parallel axis. The tuned sizes of searches are here; those
+//! of a kernel or a format (tile heights, the bits of a sort) are beside it.
 //!
 //! ```text
 //! filter?  few references, or k a large share of them  ──> Direct: float64 values, no packing
@@ -86,9 +87,9 @@ const SYMMETRIC_BYTES: usize = 8 << 20;
 /// Fewest queries for which symmetric tiles pay; twice as many for a k that would otherwise be sampled.
 const SYMMETRIC_ROWS: usize = 4096;
 
-/// For such a k they pay for wide rows only, up to one neighbour per this number of columns. CPU time without over with
-/// symmetric tiles, one thread, int8, squared Euclidean: 30,000 x 384 at k 1 / 10 / 20 / 50: 1.5 / 1.3 / 1.05 / 0.95; 10,000
-/// x 384 at k 1 / 10 / 20: 1.3 / 1.15 / 0.99; 5,000 x 384 at k 1 / 10: 1.1 / 0.99; 20,000 x 128 at k 1 / 5 / 10 / 20: 1.4 /
+/// For such a k they pay for wide rows only, up to one neighbour per this number of columns. Speedup by
+/// symmetric tiles in CPU time, one thread, int8, squared Euclidean: 30,000 x 384 at k 1 / 10 / 20 / 50: 1.5 / 1.3 / 1.05 /
+/// 0.95; 10,000 x 384 at k 1 / 10 / 20: 1.3 / 1.15 / 0.99; 5,000 x 384 at k 1 / 10: 1.1 / 0.99; 20,000 x 128 at k 1 / 5 / 10 / 20: 1.4 /
 /// 1.3 / 1.1 / 0.95; 20,000 x 64 at k 1 / 7 / 10: 1.5 / 1.15 / 0.98. Cosine, whose values cost more: 30,000 x 384 at k 1 /
 /// 10: 1.3 / 1.15.
 const SYMMETRIC_COLUMNS: usize = 24;

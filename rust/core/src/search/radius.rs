@@ -12,7 +12,7 @@
 //! of the lower triangle are the same, and [`compressed_rows::join_triangle`] enters each pair in the lists of both rows.
 //!
 //! The size of the result is unknown in advance: lists grow as they are filled, and a list that cannot grow is an
-//! [`Error::OutOfMemory`]. The plan is that for one nearest neighbour, whose thresholds also settle early.
+//! [`Error::OutOfMemory`]. The plan is the one for a single nearest neighbour, whose thresholds settle early, too.
 
 use rayon::prelude::*;
 

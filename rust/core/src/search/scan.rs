@@ -5,7 +5,7 @@
 //!     for each block of units that stays in cache
 //!         for each group of queries
 //!             Engine::scan ──keys that may reach reject_below──> candidates
-//!                 less padding, the query's own row and the lower triangle         excluded here and nowhere else
+//!                 less padding, the query's own row and the lower triangle         excluded from candidates only here
 //!             Collector::triage ──> decided by their keys │ undecided
 //!             undecided ──float64 values──> Collector::take ──> reject_below rises
 //! merge the splits of a chunk ──> Question::finish

@@ -15,7 +15,8 @@
 //! is only lower. The order in which pairs are entered affects how many rows are rejected, but not the result, since the
 //! order of neighbours is total.
 //!
-//! Both sides of a pair must be centred alike, so inner products and Minkowski distances are searched by `knn.rs`. So are
+//! Inner products centre the two sides of a pair differently, and the kernels of Minkowski distances (cityblock and Chebyshev
+//! among them) have no symmetric scan: `knn.rs` searches these without pairs of blocks. So are
 //! searches for which `plan.rs` expects no gain: here all collectors live until the end, and no sample raises the thresholds
 //! of a large k.
 
