@@ -294,7 +294,6 @@ impl PyIndex {
 
     /// Distances and indices of the k nearest rows of each query, or of all rows.
     #[pyo3(signature = (query, k, *, exclude_self=false, first_query=None, num_threads=None, progress=None))]
-    #[expect(clippy::too_many_arguments, reason = "the signature of the Python function")]
     fn search(
         &self,
         query: &Bound<'_, PyUntypedArray>,

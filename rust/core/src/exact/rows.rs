@@ -89,7 +89,7 @@ impl<E: Element> Rows for MatrixRef<'_, E> {
     }
 
     fn identity(&self) -> (usize, usize) {
-        (self.as_slice().as_ptr().addr(), self.as_slice().len() * size_of::<E>())
+        (self.as_slice().as_ptr().addr(), size_of_val(self.as_slice()))
     }
 }
 
