@@ -61,7 +61,8 @@ def test_searches_report_their_filter_and_the_rows_they_rescored():
 def test_evaluation_and_matching_in_blocks_pack_once(monkeypatch):
     torch = pytest.importorskip("torch")
     from exactknn import _references
-    from exactknn.evaluation import AccuracyCalculator, MatchFinder
+    from exactknn.distances import LpDistance
+    from exactknn.evaluation import AccuracyCalculator, MatchFinder, RustKNN
 
     made = []
     original = _references.References.__init__
@@ -72,9 +73,9 @@ def test_evaluation_and_matching_in_blocks_pack_once(monkeypatch):
 
     monkeypatch.setattr(_references.References, "__init__", recorded)
     embeddings, labels = torch.from_numpy(X), torch.arange(3000) % 50
-    found = AccuracyCalculator(k="max_bin_count", batch_size=600).get_accuracy(embeddings, labels)
+    found = AccuracyCalculator(k="max_bin_count", knn_func=RustKNN()).get_accuracy(embeddings, labels)
     assert 0 < found["precision_at_1"] < 1
-    MatchFinder(threshold=0.9).get_matching_pairs(embeddings)
+    MatchFinder(LpDistance(), threshold=0.9).get_matching_pairs(embeddings)
     assert made and all(references.packings <= 1 for references in made)
     assert sum(references.packings for references in made) >= 1
 

@@ -13,6 +13,7 @@
 
 use crate::arch::level::{Simd, multiversion};
 use crate::filter::bound::Bound;
+use crate::filter::panels::KeyErrors;
 
 /// Keys of one block: they and their bounds stay in the first-level cache.
 pub(crate) const BLOCK: usize = 256;
@@ -247,6 +248,26 @@ multiversion! {
             }
         }
     }
+}
+
+/// The error of each key of a block.
+pub(super) fn fill_errors(rows: &[u32], key_errors: KeyErrors<'_>, errors: &mut [f32; BLOCK]) {
+    let mut at = 0;
+    while at < rows.len() {
+        let panel = rows[at] as usize / key_errors.panel_rows;
+        let next = (panel + 1) * key_errors.panel_rows;
+        // The panel ends here, or one row earlier: only the query's own row may be missing.
+        let full = (at + next - rows[at] as usize).min(rows.len());
+        let end = full - usize::from(rows[full - 1] as usize >= next);
+        errors[at..end].fill(key_errors.of_panel(panel));
+        at = end;
+    }
+}
+
+/// The position of `row` among consecutive rows, of which at most one (the query's own) is missing.
+pub(super) fn position(rows: &[u32], row: u32) -> usize {
+    let at = (row - rows[0]) as usize;
+    if rows.get(at) == Some(&row) { at } else { at - 1 }
 }
 
 #[cfg(test)]
