@@ -186,6 +186,7 @@ impl<K: Microkernel> PackedReference<K> {
 
     /// The error bounds of one query's keys.
     pub(crate) fn errors(&self, query: QueryTerms) -> KeyErrors<'_> {
+        const { assert!(K::NR.is_power_of_two() && K::NR >= 8) };
         KeyErrors { terms: &self.terms, query, panel_rows: K::NR }
     }
 }

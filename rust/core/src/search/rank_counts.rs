@@ -154,27 +154,26 @@ impl Limits {
 }
 
 multiversion! {
-    /// The bounds of up to [`BLOCK`] keys with one error each; minus infinity in places without a key.
+    /// The bounds of up to [`BLOCK`] keys, one error for each [`GROUP`]; minus infinity in places without a key.
     ///
     /// Bounds are rounded to nearest. That is safe, since they are compared with float32 limits: rounding is monotone and
     /// does not change the limits.
-    pub(crate) fn bound(keys: &[f32], errors: &[f32], bounds: &mut Bounds) {
-        let ((keys, last_keys), (errors, last_errors)) = (keys.as_chunks::<LANES>(), errors.as_chunks::<LANES>());
-        let lows = bounds.low.as_chunks_mut::<LANES>().0.iter_mut();
-        let mut places = lows.zip(bounds.high.as_chunks_mut::<LANES>().0);
-        for ((keys, errors), (low, high)) in keys.iter().zip(errors).zip(&mut places) {
-            for n in 0..LANES {
-                // `max` and `min` return the infinity if the other operand is NaN.
-                low[n] = (keys[n] - errors[n]).max(f32::NEG_INFINITY);
-                high[n] = (keys[n] + errors[n]).min(f32::INFINITY);
+    pub(super) fn bound(keys: &[f32], errors: &Errors, bounds: &mut Bounds) {
+        let mut places = bounds.low.as_chunks_mut::<GROUP>().0.iter_mut().zip(bounds.high.as_chunks_mut::<GROUP>().0);
+        let (whole, rest) = keys.as_chunks::<GROUP>();
+        for ((keys, error), (low, high)) in whole.iter().zip(errors).zip(&mut places) {
+            for n in 0..GROUP {
+                // `max` and `min` take the infinity where the other is NaN.
+                low[n] = (keys[n] - error).max(f32::NEG_INFINITY);
+                high[n] = (keys[n] + error).min(f32::INFINITY);
             }
         }
-        let mut rest = last_keys.iter().zip(last_errors);
-        for (low, high) in places {
-            for n in 0..LANES {
-                let (key, error) = rest.next().map_or((f32::NEG_INFINITY, 0.0), |(key, error)| (*key, *error));
-                low[n] = (key - error).max(f32::NEG_INFINITY);
-                high[n] = (key + error).min(f32::INFINITY);
+        let mut rest = rest.iter();
+        for ((low, high), error) in places.zip(&errors[whole.len().min(errors.len())..]) {
+            for n in 0..GROUP {
+                let key = rest.next();
+                low[n] = key.map_or(f32::NEG_INFINITY, |key| (key - error).max(f32::NEG_INFINITY));
+                high[n] = key.map_or(f32::NEG_INFINITY, |key| (key + error).min(f32::INFINITY));
             }
         }
     }
@@ -250,17 +249,29 @@ multiversion! {
     }
 }
 
-/// The error of each key of a block.
-pub(super) fn fill_errors(rows: &[u32], key_errors: KeyErrors<'_>, errors: &mut [f32; BLOCK]) {
-    let mut at = 0;
-    while at < rows.len() {
-        let panel = rows[at] as usize / key_errors.panel_rows;
-        let next = (panel + 1) * key_errors.panel_rows;
-        // The panel ends here, or one row earlier: only the query's own row may be missing.
-        let full = (at + next - rows[at] as usize).min(rows.len());
-        let end = full - usize::from(rows[full - 1] as usize >= next);
-        errors[at..end].fill(key_errors.of_panel(panel));
-        at = end;
+/// Neighbouring keys that share an error: the width of the narrowest panel.
+pub(super) const GROUP: usize = 8;
+
+/// One error for each [`GROUP`] of the keys of a block.
+pub(super) type Errors = [f32; BLOCK / GROUP];
+
+/// The errors of the keys of a block. Where the query's own row is missing, a group may reach into the next panel: it takes
+/// the larger of the two errors, which is on the safe side.
+pub(super) fn fill_errors(rows: &[u32], key_errors: KeyErrors<'_>, errors: &mut Errors) {
+    // A shift: a division for each group would take longer than the rest.
+    let shift = key_errors.panel_rows.trailing_zeros();
+    let (mut last, mut error) = (u32::MAX, f32::NAN);
+    for (rows, group) in rows.chunks(GROUP).zip(errors) {
+        let (panel, end) = (rows[0] >> shift, rows[rows.len() - 1] >> shift);
+        if panel != last {
+            (last, error) = (panel, key_errors.of_panel(panel as usize));
+        }
+        *group = error;
+        if end != panel {
+            let next = key_errors.of_panel(end as usize);
+            // NaN, of a panel without a bound, counts as the larger.
+            *group = if error > next || error.is_nan() { error } else { next };
+        }
     }
 }
 
@@ -310,9 +321,8 @@ mod tests {
                 })
                 .collect();
             let keys = &keys[..BLOCK - 8];
-            let mut errors = vec![error; BLOCK];
-            errors[..8].fill(f32::NAN);
-            errors[24..32].fill(f32::INFINITY);
+            let mut errors = [error; BLOCK / GROUP];
+            (errors[0], errors[3]) = (f32::NAN, f32::INFINITY);
             for simd in Level::available().into_iter().filter_map(Simd::new) {
                 let (mut bounds, mut before, mut undecided) = (Bounds::new(), vec![0u32; count], Vec::new());
                 bound(simd, keys, &errors, &mut bounds);

@@ -18,7 +18,7 @@ use std::ops::Range;
 use super::groups::Groups;
 use super::knn::numbered_from;
 use super::plan::{self, Plan, Problem};
-use super::rank_counts::{BLOCK, Bounds, Limits, bound, fill_errors, position};
+use super::rank_counts::{BLOCK, Bounds, Errors, Limits, bound, fill_errors, position};
 use super::references::{References, Source};
 use super::scan::{self, Candidates, Collector, Pass, Question};
 use super::{Context, Execution, SelfRule, check_finite, check_sizes};
@@ -300,7 +300,7 @@ impl<'a> Question for RankQuestion<'a> {
             counts.push(TargetCounts { targets, before, excluded, limits, undecided: Vec::new() });
         }
         let (bounds, positions) = (Bounds::new(), Vec::new());
-        Ok(RankCollector { ranking, first_reference, simd, counts, errors: [0.0; BLOCK], bounds, positions })
+        Ok(RankCollector { ranking, first_reference, simd, counts, errors: Errors::default(), bounds, positions })
     }
 
     fn finish(&self, _: &[u32], mut collector: RankCollector, mut ranks: &'a mut [i64]) -> Result<()> {
@@ -398,7 +398,7 @@ struct RankCollector {
     simd: Simd,
     counts: Vec<TargetCounts>,
     // Buffers, reused for every query.
-    errors: [f32; BLOCK],
+    errors: Errors,
     bounds: Bounds,
     /// Positions of undecided rows in a block.
     positions: Vec<u32>,
@@ -426,7 +426,7 @@ impl Collector for RankCollector {
         }
         for (rows, keys) in rows.chunks(BLOCK).zip(candidates.keys.chunks(BLOCK)) {
             fill_errors(rows, key_errors, errors);
-            bound(*simd, keys, &errors[..rows.len()], bounds);
+            bound(*simd, keys, errors, bounds);
             for &row in counted.excluded.pass(rows[0] as usize..rows[rows.len() - 1] as usize + 1) {
                 bounds.exclude(position(rows, row));
             }
