@@ -318,17 +318,20 @@ impl CandidateLists {
         self.len[m] = 0;
     }
 
-    /// Keep the pairs of query row `m` whose row satisfies `keep`, in their order.
-    pub(crate) fn retain(&mut self, m: usize, keep: impl Fn(u32) -> bool) {
+    /// Keep the pairs of query row `m` whose row lies in `range` and is not `except`. The rows ascend, so a list of a whole
+    /// run is cut by searches and moved at once.
+    pub(crate) fn restrict(&mut self, m: usize, range: std::ops::Range<u32>, except: u32) {
         let start = m * self.capacity;
-        let mut end = start;
-        for at in start..start + self.len[m] {
-            if keep(self.rows[at]) {
-                (self.rows[end], self.keys[end]) = (self.rows[at], self.keys[at]);
-                end += 1;
-            }
+        let list = &self.rows[start..start + self.len[m]];
+        let first = list.partition_point(|row| *row < range.start);
+        let end = list.partition_point(|row| *row < range.end).max(first);
+        let own = first + list[first..end].partition_point(|row| *row < except);
+        let behind = if list[own..end].first() == Some(&except) { own + 1 } else { own };
+        for (from, to) in [(first..own, 0), (behind..end, own - first)] {
+            self.rows.copy_within(start + from.start..start + from.end, start + to);
+            self.keys.copy_within(start + from.start..start + from.end, start + to);
         }
-        self.len[m] = end - start;
+        self.len[m] = own - first + end - behind;
     }
 
     /// Add consecutive rows without keys to the list of query row `m`.

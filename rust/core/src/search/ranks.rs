@@ -410,6 +410,11 @@ impl Collector for RankCollector {
         f32::NEG_INFINITY
     }
 
+    /// Every row is a candidate, and nearly all are decided by their keys.
+    fn scores_candidates(&self) -> bool {
+        false
+    }
+
     fn triage(&mut self, query: usize, candidates: Candidates<'_>, undecided: &mut Vec<u32>) -> Result<()> {
         let Self { simd, counts, errors, bounds, positions, .. } = self;
         let counted = &mut counts[query];

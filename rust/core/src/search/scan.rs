@@ -50,6 +50,11 @@ pub(crate) trait Collector: Send {
         false
     }
 
+    /// Whether most candidates need their float64 value: then their rows are prefetched.
+    fn scores_candidates(&self) -> bool {
+        true
+    }
+
     /// Decide candidates by their keys where that is possible; append those that need their float64 value to `undecided`.
     fn triage(&mut self, _query: usize, candidates: Candidates<'_>, undecided: &mut Vec<u32>) -> Result<()> {
         undecided.extend_from_slice(candidates.rows);
@@ -396,7 +401,7 @@ impl<'a> Pass<'a> {
                 continue;
             }
             self.exclude(lane, self.queries[query], rows);
-            if query + 1 < lanes.end {
+            if collector.scores_candidates() && query + 1 < lanes.end {
                 // Candidates are scattered over the references, so the hardware prefetcher misses them: prefetch those of the
                 // next lane while this one's are scored. Candidates ascend, so padding rows, which do not exist, come last.
                 let next = self.candidates.rows(lane + 1);
@@ -430,7 +435,7 @@ impl<'a> Pass<'a> {
         let start = if self.context.upper_triangle { rows.start.max(query as usize) } else { rows.start };
         let (start, end) = (start as u32, rows.end as u32);
         if first < start || last >= end || (first..=last).contains(&own) {
-            self.candidates.retain(lane, |row| row >= start && row < end && row != own);
+            self.candidates.restrict(lane, start..end, own);
         }
     }
 
