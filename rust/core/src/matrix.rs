@@ -99,15 +99,6 @@ impl Values<'_> {
             }
         }
     }
-
-    /// Store `value`, rounded.
-    #[inline(always)]
-    pub(crate) fn set(&mut self, place: usize, value: f64) {
-        match self {
-            Self::Single(values) => values[place] = Output::round(value),
-            Self::Double(values) => values[place] = value,
-        }
-    }
 }
 
 impl Precision {

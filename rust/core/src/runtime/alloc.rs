@@ -9,6 +9,11 @@ pub(crate) fn try_vec<T>(len: usize, what: &'static str) -> Result<Vec<T>> {
     Ok(vec)
 }
 
+/// Room for `more` elements, or [`Error::OutOfMemory`] instead of an abort.
+pub(crate) fn try_reserve<T>(list: &mut Vec<T>, more: usize, what: &'static str) -> Result<()> {
+    list.try_reserve(more).map_err(|_| Error::OutOfMemory { what, bytes: more.saturating_mul(size_of::<T>()) })
+}
+
 /// Zeros, without touching the pages: page faults happen in the threads that fill them.
 pub(crate) fn try_zeroed<T: Copy + Default>(len: usize, what: &'static str) -> Result<Vec<T>> {
     // `vec!` gets zeroed pages from the system, but aborts on failure: try the same allocation first.

@@ -8,7 +8,7 @@
 use super::scan::{Collector, Pass};
 use crate::error::{Error, Result};
 use crate::filter::bound::Bound;
-use crate::matrix::Values;
+use crate::matrix::{Output, Values};
 use crate::order::{Neighbour, Ranking};
 use crate::runtime::alloc::try_vec;
 use crate::topk::{self, TopK};
@@ -50,7 +50,9 @@ impl State {
     /// Select if that pays, and raise the floor if the k-th neighbour is no longer `before`.
     #[inline(always)]
     fn settle(&mut self, ranking: Ranking, before: Option<Neighbour>) {
-        if self.nearest.should_select() {
+        // Without keys there is no floor to raise: candidates stay in the order of their rows, which saves the sort half of its
+        // passes, and `push` selects when the buffer is full.
+        if self.bound.is_some() && self.nearest.should_select() {
             self.nearest.select();
         }
         self.raise_floor(ranking, before);
@@ -111,19 +113,9 @@ impl KnnCollector {
     /// Write the `k` nearest of each query; `first_reference` is the number of row 0.
     pub(crate) fn write(self, k: usize, first_reference: usize, out: Out<'_>) -> Result<()> {
         match out {
-            Out::Answer(mut values, rows) => {
-                for (i, state) in self.states.into_iter().enumerate() {
-                    if state.nearest.len() < k {
-                        return Err(Error::Panic("a query found too few neighbours".into()));
-                    }
-                    let mut place = i * k;
-                    state.nearest.sorted(|neighbour| {
-                        values.set(place, self.ranking.value(neighbour));
-                        rows[place] = i64::from(neighbour.row());
-                        place += 1;
-                    });
-                }
-            }
+            // One loop for each type of results: the values of a large `k` are stored at the speed of memory.
+            Out::Answer(Values::Single(values), rows) => self.write_to(k, values, rows)?,
+            Out::Answer(Values::Double(values), rows) => self.write_to(k, values, rows)?,
             Out::SoFar(places) => {
                 let mut scratch = Vec::new();
                 for (state, places) in self.states.into_iter().zip(places.chunks_mut(k)) {
@@ -132,6 +124,22 @@ impl KnnCollector {
                     topk::merge(places, &scratch);
                 }
             }
+        }
+        Ok(())
+    }
+
+    fn write_to<O: Output>(self, k: usize, values: &mut [O], rows: &mut [i64]) -> Result<()> {
+        for ((state, values), rows) in self.states.into_iter().zip(values.chunks_mut(k)).zip(rows.chunks_mut(k)) {
+            if state.nearest.len() < k {
+                return Err(Error::Panic("a query found too few neighbours".into()));
+            }
+            let mut places = values.iter_mut().zip(rows);
+            state.nearest.sorted(|neighbour| {
+                if let Some((value, row)) = places.next() {
+                    *value = O::round(self.ranking.value(neighbour));
+                    *row = i64::from(neighbour.row());
+                }
+            });
         }
         Ok(())
     }
@@ -197,7 +205,7 @@ impl Collector for KnnCollector {
 
     fn merge(&mut self, other: Self) -> Result<()> {
         for (state, other) in self.states.iter_mut().zip(other.states) {
-            state.nearest.merge(other.nearest);
+            state.nearest.merge(other.nearest)?;
         }
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! Counting the references before each target of a query, from the keys of a filter.
 //!
 //! ```text
+//! block of keys ──largest key, largest error──> behind all targets: nothing to count, the usual case
 //! key, its error ──> lower and upper bound
 //!   few targets:   each limit is compared with sixteen bounds at once    before[t] = rows with low > limit
 //!   many targets:  low ──bucket──> first candidate target ──a few steps──> first target it is before; one count there
@@ -139,17 +140,44 @@ impl Limits {
         (low <= self.before[t]) & (high >= self.behind[t + 1])
     }
 
+    /// Whether all rows with upper bounds of at most `highest` are surely behind all targets. Not if it is NaN.
+    #[inline(always)]
+    pub(crate) fn are_behind_all(&self, highest: f32) -> bool {
+        highest < self.behind[self.targets()]
+    }
+
     /// Count the rows with these bounds, and append the positions of undecided rows to `undecided`.
     pub(crate) fn count(&self, simd: Simd, bounds: &Bounds, before: &mut [u32], undecided: &mut Vec<u32>) {
         let highest = highest(simd, bounds);
-        if highest < self.behind[self.targets()] {
-            // All rows are behind all targets: the usual case, since targets are mostly near.
+        if self.are_behind_all(highest) {
             return;
         }
         match &self.buckets {
             None => count_each(simd, bounds, self, highest, before, undecided),
             Some(buckets) => count_once(simd, bounds, self, buckets, before, undecided),
         }
+    }
+}
+
+multiversion! {
+    /// The largest key; infinity if one is unknown.
+    pub(super) fn largest(keys: &[f32]) -> f32 {
+        let (mut largest, mut unknown) = ([f32::NEG_INFINITY; LANES], [0u32; LANES]);
+        let (whole, rest) = keys.as_chunks::<LANES>();
+        for keys in whole {
+            for l in 0..LANES {
+                largest[l] = if keys[l] > largest[l] { keys[l] } else { largest[l] };
+                unknown[l] |= u32::from(keys[l].is_nan());
+            }
+        }
+        for (l, key) in rest.iter().enumerate() {
+            largest[l] = largest[l].max(*key);
+            unknown[l] |= u32::from(key.is_nan());
+        }
+        if unknown.iter().any(|unknown| *unknown != 0) {
+            return f32::INFINITY;
+        }
+        largest.into_iter().fold(f32::NEG_INFINITY, f32::max)
     }
 }
 
@@ -255,6 +283,14 @@ pub(super) const GROUP: usize = 8;
 /// One error for each [`GROUP`] of the keys of a block.
 pub(super) type Errors = [f32; BLOCK / GROUP];
 
+/// The largest error of consecutive rows; infinity if a panel has no bound.
+pub(super) fn largest_error(rows: &[u32], key_errors: KeyErrors<'_>) -> f32 {
+    let (Some(first), Some(last)) = (rows.first(), rows.last()) else { return f32::INFINITY };
+    let shift = key_errors.panel_rows.trailing_zeros();
+    let errors = (first >> shift..=last >> shift).map(|panel| key_errors.of_panel(panel as usize));
+    errors.fold(0.0, |largest, error| if error.is_nan() { f32::INFINITY } else { f32::max(largest, error) })
+}
+
 /// The errors of the keys of a block. Where the query's own row is missing, a group may reach into the next panel: it takes
 /// the larger of the two errors, which is on the safe side.
 pub(super) fn fill_errors(rows: &[u32], key_errors: KeyErrors<'_>, errors: &mut Errors) {
@@ -326,6 +362,9 @@ mod tests {
             for simd in Level::available().into_iter().filter_map(Simd::new) {
                 let (mut bounds, mut before, mut undecided) = (Bounds::new(), vec![0u32; count], Vec::new());
                 bound(simd, keys, &errors, &mut bounds);
+                prop_assert!(largest(simd, keys) == f32::INFINITY, "a key is unknown");
+                let known = &keys[1..keys.len() - numbers.len() % LANES];
+                prop_assert_eq!(largest(simd, known), known.iter().copied().fold(f32::NEG_INFINITY, f32::max));
                 bounds.exclude(100);
                 limits.count(simd, &bounds, &mut before, &mut undecided);
                 if limits.counts_once() {

@@ -18,7 +18,7 @@ use std::ops::Range;
 use super::groups::Groups;
 use super::knn::numbered_from;
 use super::plan::{self, Plan, Problem};
-use super::rank_counts::{BLOCK, Bounds, Errors, Limits, bound, fill_errors, position};
+use super::rank_counts::{BLOCK, Bounds, Errors, Limits, bound, fill_errors, largest, largest_error, position};
 use super::references::{References, Source};
 use super::scan::{self, Candidates, Collector, Pass, Question};
 use super::{Context, Execution, SelfRule, check_finite, check_sizes};
@@ -429,7 +429,11 @@ impl Collector for RankCollector {
             // A missing row would go uncounted.
             return Err(Error::Panic("a kernel has left out keys".into()));
         }
+        let error = largest_error(rows, key_errors);
         for (rows, keys) in rows.chunks(BLOCK).zip(candidates.keys.chunks(BLOCK)) {
+            if limits.are_behind_all(largest(*simd, keys) + error) {
+                continue;
+            }
             fill_errors(rows, key_errors, errors);
             bound(*simd, keys, errors, bounds);
             for &row in counted.excluded.pass(rows[0] as usize..rows[rows.len() - 1] as usize + 1) {

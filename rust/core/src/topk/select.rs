@@ -9,7 +9,7 @@
 
 use crate::error::Result;
 use crate::order::Neighbour;
-use crate::runtime::alloc::try_vec;
+use crate::runtime::alloc::{try_reserve, try_vec};
 
 /// See the module header.
 #[derive(Debug, Clone)]
@@ -49,10 +49,8 @@ impl TopK {
     }
 
     fn capacity_for(k: usize, most: usize) -> usize {
-        // If k is a large share of all neighbours, keep all of them and select once, at the end. Those of another split may
-        // join them: a buffer without room beyond k would select for each, or grow.
-        let least = k + (k / 4).max(16);
-        if k.saturating_mul(4) >= most { most.max(least) } else { least }
+        // If k is a large share of all neighbours, keep all of them and select once, at the end.
+        if k.saturating_mul(4) >= most { most.max(k) } else { k + (k / 4).max(16) }
     }
 
     /// Add `neighbour` if it comes before the threshold.
@@ -89,11 +87,15 @@ impl TopK {
         }
     }
 
-    /// Add the candidates of `other`.
-    pub(crate) fn merge(&mut self, other: Self) {
-        for neighbour in other.candidates {
-            self.push(neighbour);
+    /// Add the candidates of `other`: all at once, then one selection. A buffer without room beyond k would select for each.
+    pub(crate) fn merge(&mut self, other: Self) -> Result<()> {
+        try_reserve(&mut self.candidates, other.candidates.len(), "candidates")?;
+        let kth = self.kth;
+        self.candidates.extend(other.candidates.into_iter().filter(|neighbour| kth.is_none_or(|kth| *neighbour < kth)));
+        if self.candidates.len() > self.k {
+            self.select();
         }
+        Ok(())
     }
 
     /// Number of candidates, at most k.
