@@ -98,6 +98,11 @@ pub fn any_metric() -> impl Strategy<Value = Metric> {
     prop_oneof![18 => of(Metric::ALL.to_vec()), 4 => of(minkowski(&PRODUCTS)), 2 => of(minkowski(&POWERS))]
 }
 
+/// The number of rows for a case of about `rows`: fewer if each value takes powers, which are a hundred times slower.
+pub fn affordable(rows: usize, metric: Metric) -> usize {
+    if minkowski(&POWERS).contains(&metric) { rows.div_ceil(4).max(rows.min(2)) } else { rows }
+}
+
 pub fn rows(kind: Rows, count: usize, dim: usize, random: &mut Random) -> Vec<Vec<f64>> {
     let mut data: Vec<Vec<f64>> = (0..count)
         .map(|_| {

@@ -12,7 +12,7 @@ use exactknn_core::{
 };
 use proptest::prelude::*;
 
-use crate::common::{KINDS, Random, Type, any_metric, convert, levels, rows, types};
+use crate::common::{KINDS, Random, Type, affordable, any_metric, convert, levels, rows, types};
 
 const THREADS: NonZero<usize> = NonZero::new(2).expect("positive");
 
@@ -169,7 +169,7 @@ proptest! {
         exclude_self: bool,
     ) {
         let mut random = Random(seed);
-        let all = rows(KINDS[kind], count, dim, &mut random);
+        let all = rows(KINDS[kind], affordable(count, metric), dim, &mut random);
         match element {
             Type::F32 => history(&convert(&all, |x| x as f32), metric, k, exclude_self, seed),
             Type::F64 => history(&all, metric, k, exclude_self, seed),

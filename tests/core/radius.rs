@@ -11,7 +11,7 @@ use exactknn_core::{
 };
 use proptest::prelude::*;
 
-use crate::common::{KINDS, Random, Rows, Type, any_metric, convert, dims, levels, metrics, rows, types};
+use crate::common::{KINDS, Random, Rows, Type, affordable, any_metric, convert, dims, levels, metrics, rows, types};
 
 #[derive(Debug, Clone, Copy)]
 struct Case {
@@ -179,7 +179,7 @@ proptest! {
         element in types(),
         self_search: bool,
     ) {
-        let kind = KINDS[kind];
+        let (kind, references) = (KINDS[kind], affordable(references, metric));
         let mut random = Random(seed);
         let data = rows(kind, references, dim, &mut random);
         let query = if self_search {
