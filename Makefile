@@ -124,7 +124,7 @@ bench: setup ## criterion and pytest-benchmark, then the peers of search, evalua
 	$(BIN)/python -m benches.large --rows 1000000 --part 200000 --memory 200MB
 
 .PHONY: bench-peers
-bench-peers: setup ## the full comparison with faiss, torch, pytorch-metric-learning, scikit-learn and usearch, recorded
+bench-peers: setup ## the full comparison with faiss at its best, torch, scikit-learn and others, recorded
 	$(BIN)/python -m benches.peers --record
 
 .PHONY: bench-memory

@@ -15,6 +15,7 @@ from benches.data import CLUSTERS, commit, cores, cpu, versions
 
 RECORDS = Path(__file__).parent / "record"
 MIB = 1 << 20
+OPTIONAL = ("usearch", "hnswlib", "scikit-learn-intelex", "scann", "scalable-vs")  # named where they are installed
 SAMPLE = 48  # queries whose answers are compared with float64
 
 
@@ -58,12 +59,14 @@ class Report:
     notes: list[str]  # what was skipped, and why
     product: float  # Gop/s of torch's float32 matrix product
     peaks: dict[str, float]  # Gop/s that the core measured, by kind of number
+    kernels: list[str]  # the matrix kernels of the libraries
+    tuned: list[str]  # the blocking of faiss at its best, by workload
 
     def text(self) -> str:
         """The whole text of a record: where and with what it was measured, then the tables."""
         built = exactknn.build_info()
         info = ", ".join(built[name] for name in ("profile", "target", "rustc") if name in built)
-        libraries = versions("numpy", "faiss-cpu", "torch", "pytorch-metric-learning", "scikit-learn", "usearch")
+        libraries = versions("numpy", "faiss-cpu", "torch", "pytorch-metric-learning", "scikit-learn", *OPTIONAL)
         peaks = "".join(f"; peak of {kind} multiply-adds: {peak:,.0f} Gop/s" for kind, peak in self.peaks.items())
         lines = [
             f"- exactknn {exactknn.__version__}, commit {commit()}, level {exactknn.simd_level()} ({info})",
@@ -73,10 +76,13 @@ class Report:
             f"- clustered rows: float32, unit length, around {CLUSTERS:,} centres",
             f"- answers of {SAMPLE} queries of each work compared with float64",
             "- times over exactknn's are of medians, runs in turns: exactknn, the library, exactknn, the library ...",
+            *(f"- {kernel}" for kernel in self.kernels),
             *(f"- {note}" for note in self.notes),
         ]
         parts = [("Times over exactknn's", self.summary()), ("exactknn", self.own_table())]
         parts += [("Times over the number of queries", self.curve_table()), ("All times", self.full_table())]
+        tuned = "\n".join(f"- {line}" for line in self.tuned)
+        parts += [("Blocking of faiss at its best, where it is not its own", tuned)]
         for title, table in parts:
             if table:
                 lines += ["", f"## {title}", "", table]

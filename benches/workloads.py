@@ -9,18 +9,29 @@ from benches.data import Rows, clustered_rows, correlated_rows, gaussian_rows, g
 
 OURS = "exactknn"
 ONE_THREAD = "exactknn, one thread"
-FAISS = "faiss IndexFlat"
-FAISS_BUILDING = "faiss IndexFlat, built in the time"
+FAISS = "faiss IndexFlat at its best"
+FAISS_INSTALLED = "faiss IndexFlat as installed"
+FAISS_BUILDING = "faiss at its best, built in the time"
+PANORAMA = "faiss Panorama"
 TORCH = "torch cdist + topk"
+TORCH_BF16 = "torch bfloat16 mm + topk"
 CUSTOM_KNN = "pytorch-metric-learning CustomKNN"
 SKLEARN = "scikit-learn brute"
+SKLEARN_INTEL = "scikit-learn-intelex brute"
 USEARCH = "usearch exact"
+HNSWLIB = "hnswlib BFIndex"
+SCANN = "scann brute force, 8 bits"
+SVS = "svs Flat"
+
+# Compared where they are installed; nothing here needs them.
+MODULES = {USEARCH: "usearch", HNSWLIB: "hnswlib", SKLEARN_INTEL: "sklearnex", SCANN: "scann", SVS: "svs"}
 
 SHORT_NAMES = {FAISS: "faiss", CUSTOM_KNN: "CustomKNN", SKLEARN: "scikit-learn", ONE_THREAD: "one thread"}
 
-USUAL = (FAISS, FAISS_BUILDING, TORCH, CUSTOM_KNN, SKLEARN)
-# usearch's exact search is so much slower than the others that a few workloads tell enough.
-ALL = (*USUAL, USEARCH)
+BOTH = (FAISS, FAISS_INSTALLED)
+USUAL = (*BOTH, FAISS_BUILDING, TORCH, CUSTOM_KNN, SKLEARN)
+# A few workloads tell enough of those that are slower or not exact.
+ALL = (*USUAL, PANORAMA, TORCH_BF16, *MODULES)
 
 _ROWS: dict[str, Callable[..., Rows]] = {
     "clustered": clustered_rows,
@@ -106,29 +117,35 @@ def _workloads(n: int, m: int, own: int, all_own: int) -> tuple[Workload, ...]:
     """The comparisons: `n` queries, `m` references, self-searches of `own` rows, all neighbours of `all_own` rows."""
     alike = {FAISS: 0.83}
     return (
-        Workload("clustered", n, m, 128, 10, peers=ALL, goals={FAISS: 4, CUSTOM_KNN: 14, SKLEARN: 6}),
-        Workload("clustered", n, m, 128, 100, goals={FAISS: 3}),
-        Workload("clustered", n, m, 128, 1000, goals={FAISS: 1.5}),
+        Workload("clustered", n, m, 128, 10, peers=ALL, goals={FAISS: 5.5, CUSTOM_KNN: 14, SKLEARN: 6}),
+        Workload("clustered", n, m, 128, 100, goals={FAISS: 4}),
+        Workload("clustered", n, m, 128, 1000, goals={FAISS: 2.8}),
         Workload("clustered", n, m, 512, 10, goals={FAISS: 3.5}),
-        Workload("clustered", n, m, 768, 10, goals={FAISS: 3.5}),
-        Workload("clustered", n // 16, m, 128, 10, peers=ALL, goals={FAISS: 12}),
+        Workload("clustered", n, m, 768, 10, peers=(*USUAL, PANORAMA), goals={FAISS: 3.8}),
+        Workload("clustered", n // 16, m, 128, 10, peers=ALL, goals={FAISS: 3.5}),
+        Workload("clustered", 64, m, 128, 10, peers=ALL, goals={FAISS: 2.2}),
         Workload("clustered", 8, m, 128, 10, peers=ALL, goals={FAISS: 1.2}),
+        Workload("clustered", 4, m, 128, 10, peers=BOTH, goals={FAISS: 1.2}),
+        Workload("clustered", 2, m, 128, 10, peers=BOTH, goals={FAISS: 1}),
         Workload("clustered", 1, m, 128, 10, peers=ALL, goals={FAISS: 1.2}),
         Workload("clustered", n, m, 128, 10, "inner_product", prefix="inner-product"),
-        Workload("correlated", 0, own, 384, 1, peers=(FAISS, CUSTOM_KNN, SKLEARN), goals={FAISS: 8}),
-        Workload("correlated", 0, own, 384, 10, peers=(FAISS, CUSTOM_KNN, SKLEARN), goals={FAISS: 6}),
-        Workload("correlated", 0, own, 384, 100, peers=(FAISS, CUSTOM_KNN, SKLEARN), goals={FAISS: 3}),
+        Workload("correlated", 0, own, 384, 1, peers=(*BOTH, CUSTOM_KNN, SKLEARN), goals={FAISS: 8}),
+        Workload("correlated", 0, own, 384, 10, peers=(*BOTH, CUSTOM_KNN, SKLEARN, PANORAMA), goals={FAISS: 5.5}),
+        Workload("correlated", 0, own, 384, 100, peers=(*BOTH, CUSTOM_KNN, SKLEARN), goals={FAISS: 3.2}),
         Workload("clustered", 0, all_own, 64, None, peers=(CUSTOM_KNN,), goals={CUSTOM_KNN: 3}),
-        Workload("grid", n, m, 32, 10, peers=(FAISS,), goals=alike),
-        Workload("offset", n, m, 128, 10, peers=(FAISS, TORCH, SKLEARN), goals=alike),
-        Workload("gaussian", n // 2, m, 512, 10, peers=(FAISS, SKLEARN), goals=alike),
+        Workload("grid", n, m, 32, 10, peers=BOTH, goals=alike),
+        Workload("offset", n, m, 128, 10, peers=(*BOTH, TORCH, SKLEARN), goals=alike),
+        Workload("gaussian", n // 2, m, 512, 10, peers=(*BOTH, SKLEARN), goals=alike),
         Workload("clustered", n, m, 128, 10, peers=(ONE_THREAD,), goals={ONE_THREAD: 1.85}, prefix="threads"),
     )
 
 
-FULL = _workloads(4096, 65536, 30_000, 20_000)
-# The goals are for the full sizes.
-QUICK = tuple(replace(workload, goals={}) for workload in _workloads(1024, 16384, 4000, 2000))
+def workloads(quick: bool) -> tuple[Workload, ...]:
+    """The comparisons, in full or small. The goals are for the full sizes."""
+    if quick:
+        return tuple(replace(workload, goals={}) for workload in _workloads(2048, 16384, 4000, 2000))
+    return _workloads(4096, 65536, 30_000, 20_000)
+
 
 CURVE = "curve"
 """The name of the times over the number of queries, beside the names of the workloads."""
