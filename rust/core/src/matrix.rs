@@ -2,6 +2,7 @@
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
+use zerocopy::{Immutable, IntoBytes};
 
 use crate::error::{Argument, Error, Result};
 
@@ -214,7 +215,7 @@ pub enum WideRow<'a> {
 }
 
 /// An element type of a matrix.
-pub trait Element: Copy + Send + Sync + 'static + sealed::Sealed {
+pub trait Element: Copy + Send + Sync + IntoBytes + Immutable + 'static + sealed::Sealed {
     /// The type to which rows are widened, exactly.
     type Wide: Wide + Element;
     /// The type of the results.

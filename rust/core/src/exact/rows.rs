@@ -7,11 +7,14 @@
 //! Loops over pairs are compiled once per kernel, and not again for each element type. Everything that depends on the type is
 //! a virtual call for a row or a batch of rows, never for a single number.
 
+use std::any::TypeId;
+
 use super::{Prepared, Widened, prefetch, score};
 use crate::arch::level::Simd;
 use crate::error::{Argument, Error};
 use crate::matrix::{Element, MatrixRef, Precision, QueryRef, WideRow, first_non_finite};
 use crate::metric::Metric;
+use zerocopy::IntoBytes;
 
 /// See the module header.
 pub(crate) trait Rows: Sync {
@@ -39,6 +42,18 @@ pub(crate) trait Rows: Sync {
     fn first_non_finite(&self, argument: Argument, start: usize) -> Option<Error>;
     /// The address and the size in bytes: equal for two views of the same memory.
     fn identity(&self) -> (usize, usize);
+    /// The element type, and all elements as bytes.
+    fn bytes(&self) -> (TypeId, &[u8]);
+}
+
+/// Whether `rows` begins with the rows `first`, bit by bit. Rows in the same memory are not read. Others are, up to the first
+/// that differs: a copy of the references, as `torch.cat` makes, searches as fast as the references themselves.
+pub(crate) fn begins_with(rows: &dyn Rows, first: &dyn Rows) -> bool {
+    let ((of_rows, rows_bytes), (of_first, first_bytes)) = (rows.bytes(), first.bytes());
+    of_rows == of_first
+        && rows.dim() == first.dim()
+        && rows.rows() >= first.rows()
+        && (rows.identity().0 == first.identity().0 || rows_bytes[..first_bytes.len()] == *first_bytes)
 }
 
 impl<E: Element> Rows for MatrixRef<'_, E> {
@@ -91,6 +106,10 @@ impl<E: Element> Rows for MatrixRef<'_, E> {
     fn identity(&self) -> (usize, usize) {
         (self.as_slice().as_ptr().addr(), size_of_val(self.as_slice()))
     }
+
+    fn bytes(&self) -> (TypeId, &[u8]) {
+        (TypeId::of::<E>(), self.as_slice().as_bytes())
+    }
 }
 
 impl<E: Element> QueryRef<'_, E> {
@@ -100,5 +119,38 @@ impl<E: Element> QueryRef<'_, E> {
             Self::Same(rows) => rows,
             Self::Wide(rows) => rows,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use half::{bf16, f16};
+
+    use super::*;
+
+    fn matrix<E: Element>(data: &[E], dim: usize) -> MatrixRef<'_, E> {
+        MatrixRef::new(data, data.len() / dim, dim, Argument::Reference).expect("whole rows")
+    }
+
+    #[test]
+    fn first_rows_are_equal_bit_by_bit() {
+        let rows = [0.0f32, 1.0, 2.0, 3.0, 4.0, 5.0];
+        let (whole, copy) = (matrix(&rows, 2), rows.to_vec());
+        assert!(begins_with(&whole, &whole));
+        assert!(begins_with(&whole, &matrix(&rows[..4], 2)), "the first rows in the same memory");
+        assert!(begins_with(&whole, &matrix(&copy, 2)));
+        assert!(begins_with(&whole, &matrix(&copy[..4], 2)));
+        assert!(!begins_with(&matrix(&rows[..4], 2), &matrix(&copy, 2)), "more rows");
+        assert!(!begins_with(&whole, &matrix(&copy, 3)), "wider rows");
+        assert!(!begins_with(&whole, &matrix(&rows, 3)), "wider rows in the same memory");
+        assert!(!begins_with(&whole, &matrix(&rows[2..], 2)), "later rows");
+        for at in 0..copy.len() {
+            let mut other = copy.clone();
+            other[at] = if at == 0 { -0.0 } else { 9.0 };
+            assert!(!begins_with(&whole, &matrix(&other, 2)), "element {at}");
+        }
+        let halves = [f16::from_bits(15360); 4];
+        let others = [bf16::from_bits(15360); 4];
+        assert!(!begins_with(&matrix(&halves, 2), &matrix(&others, 2)), "equal bits of two types");
     }
 }

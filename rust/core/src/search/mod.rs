@@ -32,7 +32,7 @@ use self::plan::Problem;
 use self::references::Source;
 use crate::arch::level::Simd;
 use crate::error::{Argument, Error, Result};
-use crate::exact::rows::Rows;
+use crate::exact::rows::{Rows, begins_with};
 use crate::metric::Metric;
 use crate::order::Ranking;
 use crate::runtime::{Monitor, pool};
@@ -192,13 +192,9 @@ impl Context<'_> {
         (own < self.source.rows.rows()).then_some(own)
     }
 
-    /// Whether the queries are the first rows of the references, in the same memory, and exclude their own rows.
+    /// Whether the queries are the first rows of the references, or equal to them, and exclude their own rows.
     pub(crate) fn is_self_search(&self) -> bool {
-        self.exclude == SelfRule::From(0)
-            && self.first_reference == 0
-            && self.query.precision() == self.source.rows.precision()
-            && self.query.row_bytes() == self.source.rows.row_bytes()
-            && self.query.identity().0 == self.source.rows.identity().0
+        self.exclude == SelfRule::From(0) && self.first_reference == 0 && begins_with(self.source.rows, self.query)
     }
 }
 

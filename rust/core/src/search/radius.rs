@@ -24,7 +24,7 @@ use super::scan::{self, Candidates, Collector, Pass, Question};
 use super::{Context, Execution, SelfRule, all_queries, check_finite, check_sizes};
 use crate::arch::level::Simd;
 use crate::error::{Error, Result};
-use crate::exact::rows::Rows;
+use crate::exact::rows::{Rows, begins_with};
 use crate::filter::Filter;
 use crate::filter::bound::accept_threshold;
 use crate::matrix::{Element, MatrixRef, Output, Precision};
@@ -230,9 +230,8 @@ fn is_triangle(query: &dyn Rows, source: &Source<'_>, options: &RadiusOptions<'_
         && options.from_row == 0
         && query.rows() >= plan::TRIANGLE_ROWS
         && matches!(options.exclude, SelfRule::None | SelfRule::From(0))
-        && query.precision() == source.rows.precision()
-        && query.identity() == source.rows.identity()
-        && query.row_bytes() == source.rows.row_bytes()
+        && query.rows() == source.rows.rows()
+        && begins_with(source.rows, query)
 }
 
 /// The float64 values inside: those up to the last one that rounds to at most the radius (for similarities, to at least it).

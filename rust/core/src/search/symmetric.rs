@@ -34,12 +34,14 @@ use crate::error::{Error, Result};
 
 /// Rows of a block; `None` if symmetric tiles are impossible or do not pay.
 pub(crate) fn block(context: &Context<'_>, scanner: &dyn Scanner, queries: &[u32]) -> Option<usize> {
-    if !context.is_self_search() || !context.metric.is_symmetric() {
+    if !context.metric.is_symmetric() {
         return None;
     }
     // Whole panels, so that no panel of a scan is shared by two blocks.
     let problem = Problem { queries: queries.len(), ..context.problem };
-    plan::symmetric_block(&problem, size_of::<State>()).map(|rows| rows.next_multiple_of(scanner.unit_rows()))
+    let rows = plan::symmetric_block(&problem, size_of::<State>())?.next_multiple_of(scanner.unit_rows());
+    // Last, since it may compare all queries with the references.
+    context.is_self_search().then_some(rows)
 }
 
 /// Write the k nearest neighbours of `queries`, which are consecutive rows of the reference, to `place`.
