@@ -63,6 +63,37 @@ struct Sums {
     raw_other: f64,
 }
 
+/// Sums over columns, in lanes: of squares and of products with the other centre, for the centred and for the raw row.
+type Lanes = [f64; LANES];
+
+/// Centre some columns and add them to the sums. Not a closure of its only caller: a closure that is called twice is not
+/// inlined, so it is not compiled for the instructions of the caller.
+#[inline(always)]
+fn centre_chunk<W: Wide>(
+    (row, centre, other, out): (&[W; LANES], &Lanes, &Lanes, &mut [f32; LANES]),
+    (unit, scale): (UnitScale, f64),
+    (centred2, raw2): (&mut Lanes, &mut Lanes),
+    (centred_other, raw_other): (&mut Lanes, &mut Lanes),
+) {
+    let raw: Lanes = std::array::from_fn(|l| (row[l].to_f64() * unit.pre) * unit.inverse);
+    let moved: Lanes = std::array::from_fn(|l| raw[l] - centre[l]);
+    for l in 0..LANES {
+        out[l] = (moved[l] * scale) as f32;
+    }
+    for l in 0..LANES {
+        centred2[l] += moved[l] * moved[l];
+    }
+    for l in 0..LANES {
+        raw2[l] += raw[l] * raw[l];
+    }
+    for l in 0..LANES {
+        centred_other[l] += moved[l] * other[l];
+    }
+    for l in 0..LANES {
+        raw_other[l] += raw[l] * other[l];
+    }
+}
+
 multiversion! {
     /// `out = ((row * pre) * inverse - centre) * scale` in float32, and the sums that the bound needs.
     fn centre_row<W: Wide>(
@@ -71,44 +102,26 @@ multiversion! {
         // One array and one loop per sum: the compiler vectorises this form.
         let (mut centred2, mut raw2) = ([0.0f64; LANES], [0.0f64; LANES]);
         let (mut centred_other, mut raw_other) = ([0.0f64; LANES], [0.0f64; LANES]);
-        let mut chunk = |row: &[W; LANES], centre: &[f64; LANES], other: &[f64; LANES], out: &mut [f32; LANES]| {
-            let raw: [f64; LANES] = std::array::from_fn(|l| (row[l].to_f64() * unit.pre) * unit.inverse);
-            let moved: [f64; LANES] = std::array::from_fn(|l| raw[l] - centre[l]);
-            for l in 0..LANES {
-                out[l] = (moved[l] * scale) as f32;
-            }
-            for l in 0..LANES {
-                centred2[l] += moved[l] * moved[l];
-            }
-            for l in 0..LANES {
-                raw2[l] += raw[l] * raw[l];
-            }
-            for l in 0..LANES {
-                centred_other[l] += moved[l] * other[l];
-            }
-            for l in 0..LANES {
-                raw_other[l] += raw[l] * other[l];
-            }
-        };
         let (rows, row_rest) = row.as_chunks::<LANES>();
         let (centres, centre_rest) = centre.as_chunks::<LANES>();
         let (others, other_rest) = other.as_chunks::<LANES>();
         let (outs, out_rest) = out.as_chunks_mut::<LANES>();
+        let by = (unit, scale);
         for (((row, centre), other), out) in rows.iter().zip(centres).zip(others).zip(outs) {
-            chunk(row, centre, other, out);
+            let (squares, products) = ((&mut centred2, &mut raw2), (&mut centred_other, &mut raw_other));
+            centre_chunk((row, centre, other, out), by, squares, products);
         }
         if !row_rest.is_empty() {
             // Missing columns are zeros in all three rows and add nothing.
-            let mut last = [0.0f32; LANES];
-            chunk(&padded(row_rest), &padded(centre_rest), &padded(other_rest), &mut last);
+            let (row, mut last) = (padded(row_rest), [0.0f32; LANES]);
+            let columns = (&row, &padded(centre_rest), &padded(other_rest), &mut last);
+            centre_chunk(columns, by, (&mut centred2, &mut raw2), (&mut centred_other, &mut raw_other));
             out_rest.copy_from_slice(&last[..row_rest.len()]);
         }
-        Sums {
-            centred2: centred2.iter().sum(),
-            raw2: raw2.iter().sum(),
-            centred_other: centred_other.iter().sum(),
-            raw_other: raw_other.iter().sum(),
-        }
+        // `black_box`: if the compiler sees the sums of single lanes, it splits the accumulators instead of keeping vectors.
+        let [centred2, raw2, centred_other, raw_other] =
+            std::hint::black_box([centred2, raw2, centred_other, raw_other]).map(|lanes| lanes.iter().sum());
+        Sums { centred2, raw2, centred_other, raw_other }
     }
 }
 
