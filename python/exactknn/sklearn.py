@@ -31,6 +31,7 @@ except ImportError as error:
     ) from error
 
 from exactknn import knn
+from exactknn._arrays.matrix import check_listed, whole_dtype
 from exactknn._arrays.scalars import as_count, as_exponent
 
 __all__ = ["ExactNeighborsTransformer"]
@@ -70,9 +71,9 @@ class ExactNeighborsTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         effective_metric_: exactknn's name of the metric.
         effective_metric_params_: ``{"p": p}`` for ``"minkowski"``, else empty.
 
-    Rows are float32, float64 or float16 arrays; other numbers are searched as float64. Distances are float64 for
-    float64 rows, else float32. Sparse rows, NaN and infinities raise scikit-learn's errors. The fitted rows are stored
-    zero-copy if their layout allows it, and must not be modified afterwards.
+    Rows are float32, float64 or float16 arrays; other numbers are searched as float64; integers beyond 2**53 are an
+    error. Distances are float64 for float64 rows, else float32. Sparse rows, NaN and infinities raise scikit-learn's
+    errors. The fitted rows are stored zero-copy if their layout allows it, and must not be modified afterwards.
 
     Examples:
         >>> from sklearn.pipeline import make_pipeline
@@ -112,13 +113,14 @@ class ExactNeighborsTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixi
             y: ignored.
 
         Raises:
-            TypeError: a parameter is of a wrong type, or ``X`` is sparse.
+            TypeError: a parameter is of a wrong type, or ``X`` is sparse or holds integers beyond 2**53.
             ValueError: a parameter is out of its range, or ``X`` is not a matrix of finite numbers.
         """
         as_count(self.n_neighbors, "n_neighbors", minimum=1)
         _check_mode(self.mode)
         metric, parameters = _checked_metric(self.metric, self.p)
         self._num_threads()
+        _check_integers(X)
         self._fit_X = validate_data(self, X, dtype=_DTYPES, order="C")
         self.effective_metric_ = metric
         self.effective_metric_params_ = parameters
@@ -216,6 +218,7 @@ class ExactNeighborsTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixi
                 f"n_samples = {self.n_samples_fit_} there are {most} {others}"
             )
         if X is not None:
+            _check_integers(X)
             X = validate_data(self, X, dtype=_DTYPES, order="C", reset=False)
         return knn(
             self._fit_X if X is None else X,
@@ -255,6 +258,19 @@ class ExactNeighborsTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         tags = super().__sklearn_tags__()
         tags.transformer_tags.preserves_dtype = ["float64", "float32"]
         return tags
+
+
+def _check_integers(X: Any) -> None:
+    """Raise ``TypeError`` for integers that scikit-learn's conversion to float64 would round."""
+    if sparse.issparse(X) or getattr(getattr(X, "dtype", None), "kind", "") == "f":
+        return
+    try:
+        array = np.asarray(X)
+    except ValueError:
+        return  # validate_data has the message
+    check_listed(X, array, "X")
+    if array.dtype.kind in "iu":
+        whole_dtype(array, "X")
 
 
 def _check_mode(mode: Any) -> None:

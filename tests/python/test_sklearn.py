@@ -282,3 +282,12 @@ def test_a_classifier_on_the_graph_is_the_classifier_on_the_rows(digits):
     search = GridSearchCV(pipeline, grid, cv=3).fit(data, labels)
     assert search.best_params_["exactneighborstransformer__metric"] == "l2"
     assert search.best_score_ > 0.9
+
+
+@pytest.mark.parametrize("kind", [np.array, list, tuple])
+def test_integers_that_float64_would_round_are_refused(kind):
+    rows = kind([[0], [2**53 + 1]])
+    with pytest.raises(TypeError, match=r"X must hold .* got the integer 9007199254740993 beyond 2\*\*53 in row 1"):
+        ExactNeighborsTransformer(1).fit(rows)
+    with pytest.raises(TypeError, match=r"X must hold .* in row 1"):
+        ExactNeighborsTransformer(1).fit([[0], [2**53]]).transform(rows)

@@ -10,6 +10,7 @@ torch is never imported here: a torch tensor can exist only if its module is alr
 
 from __future__ import annotations
 
+import numbers
 import sys
 from typing import Any, NamedTuple
 
@@ -22,7 +23,8 @@ from exactknn._arrays.dtypes import DTYPES, Matrix, common_dtype, converted
 # DLPack's device types for memory that the CPU can read: plain, and pinned for CUDA or ROCm.
 _DLPACK_CPU_DEVICES = (1, 3, 11)
 
-#: float64 represents all integers up to here exactly.
+#: float32 and float64 represent all integers up to here exactly.
+EXACT_FLOAT32 = 2**24
 EXACT_INTEGER = 2**53
 
 
@@ -44,11 +46,12 @@ def as_matrix(values: Any, name: str) -> Matrix:
 
     Args:
         values: torch tensor, DLPack object, anything with ``__array__``, or nested lists, of shape ``(rows, d)``.
-            Lists of Python integers are converted to float64.
+            Lists of Python integers are converted to float64, exactly.
         name: the argument's name, for error messages.
 
     Raises:
-        TypeError: the values are not of a floating type that the core accepts, or are not an array.
+        TypeError: the values are not of a floating type that the core accepts, are not an array, or are integers that
+            float64 does not represent.
         ValueError: the array is not two-dimensional, or is not in CPU memory.
     """
     array, is_bfloat16 = as_view(values, name)
@@ -111,6 +114,41 @@ def as_pair(query: Any, reference: Any = None) -> Pair:
     right = as_matrix(reference, "reference")
     wide = common_dtype(left.dtype_name, right.dtype_name)
     return Pair(converted(left, wide), converted(right, wide), wide == "bfloat16")
+
+
+def whole_dtype(array: npt.NDArray[Any], name: str) -> np.dtype[Any]:
+    """Return the type in which integers are searched: float32 if it represents them exactly, else float64.
+
+    This is the only rule for integers where rows are converted.
+
+    Raises:
+        TypeError: an integer is beyond 2**53, where float64 has gaps; the message names the first such row.
+    """
+    if not array.size or array.dtype.itemsize <= 2:
+        return np.dtype(np.float32)
+    low, high = int(array.min()), int(array.max())
+    largest = max(-low, high)
+    if largest > EXACT_INTEGER:
+        place = np.argwhere((array > EXACT_INTEGER) | (array < -EXACT_INTEGER))[0]
+        raise _inexact(name, array[tuple(place)], int(place[0]) if len(place) else 0)
+    return np.dtype(np.float32 if largest <= EXACT_FLOAT32 else np.float64)
+
+
+def check_listed(values: Any, array: npt.NDArray[Any], name: str) -> None:
+    """Raise ``TypeError`` if a list holds integers that NumPy rounded, because they are beside floats or large."""
+    if hasattr(values, "dtype") or array.dtype.kind != "f" or not array.size:
+        return
+    with np.errstate(invalid="ignore"):
+        if not bool((np.abs(array) >= EXACT_INTEGER).any()):
+            return
+    places = np.ndindex(*array.shape)
+    for place, value in zip(places, np.asarray(values, dtype=object).reshape(-1), strict=True):
+        if isinstance(value, numbers.Integral) and int(array[place]) != int(value):
+            raise _inexact(name, value, place[0] if place else 0)
+
+
+def _inexact(name: str, value: Any, row: int) -> TypeError:
+    return TypeError(f"{name} must hold {DTYPES} values, got the integer {value} beyond 2**53 in row {row}")
 
 
 def is_blocks(values: Any) -> bool:
@@ -182,11 +220,11 @@ def _from_sequence(values: Any, name: str) -> tuple[npt.NDArray[Any], bool]:
         array = np.asarray(values)
     except ValueError as error:
         raise ValueError(f"{name} must be 2-D (rows, dimensions) with rows of equal length: {error}") from error
+    check_listed(values, array, name)
     if array.ndim == 0:
         raise TypeError(f"{name} must be an array, a tensor or nested lists, got {type(values).__name__}")
     if isinstance(values, (list, tuple)) and array.dtype.kind in "iu":
         # Python numbers have no element type, so integers are accepted as floats while the conversion is exact.
-        if array.size and max(abs(int(array.min())), abs(int(array.max()))) > EXACT_INTEGER:
-            raise TypeError(f"{name} must hold {DTYPES} values, got integers beyond 2**53")
+        whole_dtype(array, name)
         array = array.astype(np.float64)
     return _bits_of_bfloat16(array)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from exactknn._arrays.blocks import blocks, rows_in
+from exactknn._arrays.matrix import EXACT_FLOAT32
 from exactknn._io.errors import FileError
 from exactknn._io.npy import (
     BLOCK_BYTES,
@@ -35,9 +36,6 @@ _VECS_VALUES: dict[str, np.dtype[Any]] = {
     ".ivecs": np.dtype("<i4"),
 }
 _BIN_VALUES: dict[str, np.dtype[Any]] = {".fbin": np.dtype("<f4"), ".u8bin": np.dtype("u1"), ".i8bin": np.dtype("i1")}
-
-# float32 represents every integer up to here exactly; above, only some.
-_FLOAT32_INTEGERS = 2**24
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +97,7 @@ class VectorFile:
     def _check_exact(self, values: Array, start: int) -> None:
         if values.dtype.itemsize < 4 or values.dtype.kind == "f":
             return
-        wrong = np.argwhere((values > _FLOAT32_INTEGERS) | (values < -_FLOAT32_INTEGERS))
+        wrong = np.argwhere((values > EXACT_FLOAT32) | (values < -EXACT_FLOAT32))
         if wrong.size:
             row, column = (int(i) for i in wrong[0])
             raise FileError(

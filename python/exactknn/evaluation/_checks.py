@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from exactknn._arrays.blocks import rows_in, small_blocks
+from exactknn._arrays.matrix import check_listed, whole_dtype
 from exactknn._arrays.scalars import as_count
 from exactknn._arrays.sizes import check_sizes
 from exactknn._retrieval.types import Bools, Floats
@@ -56,6 +57,7 @@ def as_tensor(values: Any, name: str) -> Tensor:
         array = np.asarray(values)
     except ValueError as error:
         raise ValueError(f"{name} must have rows of equal length: {error}") from error
+    check_listed(values, array, name)
     if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
         if array.dtype.kind == "V" and array.dtype.name == "bfloat16":
             return torch.from_numpy(np.array(array).view(np.int16)).view(torch.bfloat16)
@@ -71,8 +73,16 @@ def as_tensor(values: Any, name: str) -> Tensor:
 
 
 def as_embeddings(values: Any, name: str, device: torch.device | None) -> Tensor:
-    """Return rows as float32 or float64, on ``device`` if it is given."""
+    """Return rows as float32 or float64, exactly, on ``device`` if it is given.
+
+    Raises:
+        TypeError: the rows are not numbers, or are integers that float64 does not represent.
+    """
     rows = as_tensor(values, name)
+    if not rows.is_floating_point():
+        whole = rows.cpu().numpy()
+        single = torch.from_numpy(whole.astype(whole_dtype(whole, name)))
+        return single.to(rows.device if device is None else device)
     rows = rows if device is None else rows.to(device)
     return rows if rows.dtype in (torch.float32, torch.float64) else rows.float()
 

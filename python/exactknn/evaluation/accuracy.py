@@ -409,7 +409,7 @@ class AccuracyCalculator:
         """Return the metrics of embeddings, tensors or arrays, against a reference or against themselves.
 
         Args:
-            query: ``(n, d)``, finite; ``n`` at least 1.
+            query: ``(n, d)``, finite; ``n`` at least 1. Integers are searched in float32 or float64, exactly.
             query_labels: ``(n,)`` numbers, compared exactly; ``(n, columns)`` with a ``label_comparison_fn``, or if no
                 metric uses relevance.
             reference: ``(m, d)``, finite; ``None``: the queries, each excluded from its own neighbours.
@@ -423,7 +423,8 @@ class AccuracyCalculator:
             every query is lone.
 
         Raises:
-            TypeError: embeddings or labels are not numbers, or ``include`` or ``exclude`` is of a wrong type.
+            TypeError: embeddings or labels are not numbers, embeddings hold integers beyond 2**53, or ``include`` or
+                ``exclude`` is of a wrong type.
             ValueError: a shape or length is wrong, a row holds a NaN or infinity (the message names argument and row),
                 the reference does not begin with the queries despite ``ref_includes_query``, or a user function returns
                 an invalid result.

@@ -132,8 +132,13 @@ def test_lists_of_numbers_are_float64():
         matrix = as_matrix(values, "query")
         assert matrix.array.dtype == np.float64
         assert matrix.array.tolist() == [[1, 2], [3, 4]]
-    with pytest.raises(TypeError, match=r"query must hold .* integers beyond 2\*\*53"):
-        as_matrix([[2**53 + 1]], "query")
+
+
+@pytest.mark.parametrize("rows", [[[0], [2**53 + 1]], [[0], [-(2**53) - 1]], [[0.5], [2**53 + 1]], [[-1], [2**63 + 1]]])
+def test_lists_of_integers_that_float64_would_round_are_refused(rows):
+    with pytest.raises(TypeError, match=r"query must hold .* got the integer -?\d+ beyond 2\*\*53 in row 1"):
+        as_matrix(rows, "query")
+    assert as_matrix([[2.0**60, 2**60]], "query").array.tolist() == [[2.0**60, 2.0**60]]
 
 
 @pytest.mark.parametrize(

@@ -378,3 +378,28 @@ def test_a_default_device_moves_nothing(make, options):
     with torch.device("meta"):
         found = calculator.get_accuracy(LINE, LINE_LABELS)
     assert found == wanted
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint32, np.uint64])
+def test_whole_numbers_beyond_float32_are_searched_exactly(dtype):
+    # In float32 the first row would be 2**24 and the second 2**24 + 4, so the third would be the nearest of the first.
+    rows = np.array([[2**24 + 1], [2**24 + 3], [2**24 - 2], [2**24 - 3]], dtype)
+    labels = [0, 0, 1, 1]
+    for given in (rows, torch.from_numpy(rows), rows.astype(np.int64).tolist()):
+        assert AccuracyCalculator(include=("precision_at_1",)).get_accuracy(given, labels) == {"precision_at_1": 1.0}
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        np.array([[0], [2**53 + 1]]),
+        np.array([[0], [-(2**53) - 1]]),
+        torch.tensor([[0], [2**53 + 1]]),
+        [[0], [2**53 + 1]],
+        [[0.5], [2**53 + 1]],
+        [[-1], [2**63 + 1]],
+    ],
+)
+def test_whole_numbers_beyond_float64_are_refused(rows):
+    with pytest.raises(TypeError, match=r"query must hold .* got the integer -?\d+ beyond 2\*\*53 in row 1"):
+        AccuracyCalculator().get_accuracy(rows, [0, 0])
