@@ -100,13 +100,6 @@ def as_labels(values: Any, name: str, device: torch.device) -> Tensor:
     return whole
 
 
-def common_label_dtype(query_labels: Tensor, reference_labels: Tensor) -> torch.dtype:
-    """Return the type in which labels of both sides are compared."""
-    if query_labels.is_floating_point() == reference_labels.is_floating_point():
-        return torch.promote_types(query_labels.dtype, reference_labels.dtype)
-    return torch.float64
-
-
 def check_inputs(
     query: Tensor, query_labels: Tensor, reference: Tensor, reference_labels: Tensor, own_included: bool
 ) -> None:

@@ -22,6 +22,7 @@ from exactknn._retrieval.engine import group_blocks
 from exactknn._retrieval.groups import Groups
 from exactknn._retrieval.hits import Hits
 from exactknn._retrieval.types import Bools, Ints
+from exactknn.evaluation._labels import in_common_type
 
 Comparison = Callable[[Any, Any], Any]
 
@@ -53,7 +54,7 @@ class Classes:
 
 def codes_among(labels: Tensor, known: Tensor) -> Ints:
     """Return the position of each label, or row of labels, in ``known``, -1 if it is not there, ``(n,)``."""
-    distinct = Classes(torch.cat([known.to(labels.dtype), labels]))
+    distinct = Classes(torch.cat(in_common_type((known, "label_counts"), (labels, "query_labels"))))
     place = np.full(len(distinct), -1, np.int64)
     place[distinct.codes[: len(known)]] = np.arange(len(known))
     codes: Ints = place[distinct.codes[len(known) :]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -53,6 +53,7 @@ class Run:
         self.query, self.query_labels = query, query_labels
         self.reference, self.reference_labels = reference, reference_labels
         self.own_included = ref_includes_query
+        self.named: Callable[[Tensor], Any] = lambda labels: labels
         self.n, self.available = len(query), len(reference) - ref_includes_query
         self.ranked: dict[str, Metric] = {}
         self.custom: dict[str, RetrievalMetric] = {}
@@ -117,7 +118,7 @@ class Run:
 
         lone = np.ones(len(classes), dtype=bool)
         lone[classes.codes[counted]] = False
-        self.calculator.per_class_labels = classes.chosen(~lone if counted.any() else lone)
+        self.calculator.per_class_labels = self.named(classes.chosen(~lone if counted.any() else lone))
         kwargs["label_counts"] = (classes.labels, None if relevance is None else relevance.match_counts)
         kwargs["lone_query_labels"] = classes.chosen(lone)
         kwargs["not_lone_query_mask"] = torch.from_numpy(counted).to(self.query.device)

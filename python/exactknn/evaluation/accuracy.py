@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -33,12 +34,11 @@ from exactknn.distances import LpDistance
 from exactknn.distances.base import autocast_off
 from exactknn.evaluation._checks import (
     as_embeddings,
-    as_labels,
     check_inputs,
     checked_k,
     checked_values,
-    common_label_dtype,
 )
+from exactknn.evaluation._labels import in_common_type, label_tensors
 from exactknn.evaluation._relevance import codes_among
 from exactknn.evaluation._run import Run
 from exactknn.evaluation.knn import CustomKNN
@@ -151,8 +151,8 @@ class AccuracyCalculator:
         self.knn_func: Any = knn_func
         self.kmeans_func = kmeans_func
         self.custom_metrics = self._checked_custom_metrics(custom_metrics)
-        self.per_class_labels: Tensor | None = None
-        """Labels of the classes in the list of class means, in its order, after `get_accuracy`.
+        self.per_class_labels: Tensor | npt.NDArray[Any] | None = None
+        """Labels of the classes in the list of class means, in its order, after `get_accuracy`: an array if text.
 
         Classes with only lone queries are omitted, unless all classes are. A custom metric with
         ``exclude_lone_queries=False`` lists all classes of the queries, ascending.
@@ -353,6 +353,9 @@ class AccuracyCalculator:
         query_labels = torch.as_tensor(kwargs["query_labels"])
         knn_labels = torch.as_tensor(kwargs["knn_labels"]).to(query_labels.device)
         labels, counts = (torch.as_tensor(part).to(query_labels.device) for part in kwargs["label_counts"])
+        query_labels, knn_labels, labels = in_common_type(
+            (query_labels, "query_labels"), (knn_labels, "knn_labels"), (labels, "label_counts")
+        )
         included = bool(kwargs.get("ref_includes_query", False))
         comparison = kwargs.get("label_comparison_fn", self.label_comparison_fn)
         counted = torch.as_tensor(kwargs["not_lone_query_mask"]).cpu().numpy()
@@ -410,8 +413,9 @@ class AccuracyCalculator:
 
         Args:
             query: ``(n, d)``, finite; ``n`` at least 1. Integers are searched in float32 or float64, exactly.
-            query_labels: ``(n,)`` numbers, compared exactly; ``(n, columns)`` with a ``label_comparison_fn``, or if no
-                metric uses relevance.
+            query_labels: ``(n,)`` numbers or text, compared exactly. Numbers may be ``(n, columns)`` with a
+                ``label_comparison_fn``, or if no metric uses relevance. Metrics and methods get text as int64 codes:
+                positions among the distinct texts of both sides, ascending.
             reference: ``(m, d)``, finite; ``None``: the queries, each excluded from its own neighbours.
             reference_labels: ``(m,)`` or ``(m, columns)``, required with ``reference`` and only then.
             ref_includes_query: the first ``n`` reference rows are the queries, each excluded from its own neighbours.
@@ -423,9 +427,10 @@ class AccuracyCalculator:
             every query is lone.
 
         Raises:
-            TypeError: embeddings or labels are not numbers, embeddings hold integers beyond 2**53, or ``include`` or
-                ``exclude`` is of a wrong type.
-            ValueError: a shape or length is wrong, a row holds a NaN or infinity (the message names argument and row),
+            TypeError: embeddings are not numbers or hold integers beyond 2**53, labels are neither numbers nor text, a
+                ``label_comparison_fn`` would get text, or ``include`` or ``exclude`` is of a wrong type.
+            ValueError: a shape or length is wrong, labels are text on one side only, or floats on one side and integers
+                beyond 2**53 on the other, a row holds a NaN or infinity (the message names argument and row),
                 the reference does not begin with the queries despite ``ref_includes_query``, or a user function returns
                 an invalid result.
             NotImplementedError: a clustering metric is selected, and there is a ``label_comparison_fn``.
@@ -443,20 +448,23 @@ class AccuracyCalculator:
         with torch.no_grad():
             query = as_embeddings(query, "query", self.device)
             device = query.device
-            query_labels = as_labels(query_labels, "query_labels", device)
+            labels = label_tensors(query_labels, reference_labels, device)
+            if labels.texts is not None and self.label_comparison_fn is not torch.eq:
+                raise TypeError(
+                    "query_labels must hold numbers for a label_comparison_fn, which gets tensors, got text"
+                )
+            query_labels, reference_labels = labels.query, labels.reference
             if reference is None:
                 reference, reference_labels, ref_includes_query = query, query_labels, True
             else:
                 reference = as_embeddings(reference, "reference", device)
-                reference_labels = as_labels(reference_labels, "reference_labels", device)
                 dtype = torch.promote_types(query.dtype, reference.dtype)
                 query, reference = query.to(dtype), reference.to(dtype)
-                dtype = common_label_dtype(query_labels, reference_labels)
-                query_labels, reference_labels = query_labels.to(dtype), reference_labels.to(dtype)
             ref_includes_query = bool(ref_includes_query)
             check_inputs(query, query_labels, reference, reference_labels, ref_includes_query)
             with autocast_off(device.type):
                 run = Run(self, names, query, query_labels, reference, reference_labels, ref_includes_query)
+                run.named = labels.named
                 return run.values()
 
 

@@ -153,7 +153,7 @@ def test_labels_of_two_types_are_compared_as_values():
         ),
         ((column(0, 1), tensor([0.5, NAN])), ValueError, "query_labels must not be NaN.* row 1"),
         ((np.array([["a"]]), [0]), TypeError, "query must hold numbers"),
-        ((LINE, np.array(list("aabbbc"))), TypeError, "query_labels must hold numbers"),
+        ((LINE, np.array([b"a"] * 6)), TypeError, "query_labels must hold numbers"),
         ((LINE, np.full(6, 2**63, np.uint64)), ValueError, "64-bit"),
         ((LINE.to(torch.complex64), LINE_LABELS), TypeError, "query must hold real numbers"),
         ((LINE, LINE_LABELS.to(torch.complex64)), TypeError, "query_labels must hold real numbers"),
