@@ -150,7 +150,7 @@ def _to_bfloat16(rows: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[
         fractions, exponents = np.frexp(rows)
         kept = 8 - np.maximum(-125 - exponents, 0)
         rows, _ = _to_float32(np.ldexp(np.rint(np.ldexp(fractions, kept)), exponents - kept))
-    bits = rows.view(np.uint32)
+    bits = rows.astype(np.float32, copy=False).view(np.uint32)  # float16 is widened exactly
     # Add half a unit of the last kept place, slightly less if that place is even; a carry into the exponent is correct.
     rounded_bits = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
     upper = np.where(np.isnan(rows), 0x7FC0, rounded_bits).astype(np.uint16)
