@@ -19,7 +19,8 @@ from exactknn._retrieval.types import Floats, Ints
 
 def divided(values: npt.NDArray[Any], divisors: npt.NDArray[Any]) -> Floats:
     out = np.full(len(values), np.nan)
-    np.divide(values, divisors, out=out, where=divisors > 0)
+    with np.errstate(all="ignore"):  # values of custom metrics may be denormal or infinite
+        np.divide(values, divisors, out=out, where=divisors > 0)
     return out
 
 

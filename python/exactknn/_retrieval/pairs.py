@@ -94,7 +94,7 @@ def _distances(task: Task, query_rows: Ints, reference_rows: Ints) -> Floats:
         part = slice(start, stop)
         left = task.rows.query[query_rows[part]].astype(np.float64)
         right = task.reference[reference_rows[part]].astype(np.float64)
-        with np.errstate(over="ignore", invalid="ignore"):
+        with np.errstate(all="ignore"):
             values[part] = _measured(left, right, task.distance, task.p)
     return values
 

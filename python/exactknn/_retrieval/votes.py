@@ -48,9 +48,10 @@ def _weights(values: npt.NDArray[Any], temperature: float) -> Floats:
     # The weights depend only on the difference to the nearest value, so distances and similarities work alike. Equal
     # infinities differ by 0, and a NaN gets weight 0.
     wide = values.astype(np.float64)
-    with np.errstate(invalid="ignore", over="ignore"):
+    # The caller may have NumPy raise: infinities, NaN and weights that round to 0 are expected here.
+    with np.errstate(all="ignore"):
         behind = np.where(wide == wide[:, :1], 0.0, np.abs(wide - wide[:, :1])) / temperature
-    weights: Floats = np.exp(-np.where(np.isnan(behind), np.inf, behind))
+        weights: Floats = np.exp(-np.where(np.isnan(behind), np.inf, behind))
     return weights
 
 

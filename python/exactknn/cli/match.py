@@ -112,7 +112,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _rounded(threshold: float, dtype: np.dtype[Any]) -> float:
     """Return the threshold rounded to the type of the distances, so that written distances compare equal."""
-    with np.errstate(over="ignore"):
+    with np.errstate(all="ignore"):
         rounded = float(dtype.type(threshold))
     if math.isinf(rounded):
         raise CommandError(f"--threshold {threshold:g} is beyond {dtype.name}, the type of the distances")

@@ -373,7 +373,7 @@ def as_float64(keys: npt.NDArray[Any], dtype: str) -> npt.NDArray[np.float64]:
 def _midpoints(left: npt.NDArray[np.float64], right: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Return ``(left + right) / 2``, rounded once."""
     # If the sum overflows, the halves are exact; if its half is denormal, the sum is exact.
-    with np.errstate(over="ignore", under="ignore"):
+    with np.errstate(all="ignore"):
         middle = left + right
         overflowed = np.isinf(middle)
         middle /= 2
