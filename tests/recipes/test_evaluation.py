@@ -337,7 +337,7 @@ def test_one_stream_searched_in_another(calculator: AccuracyCalculator) -> None:
 def test_anchors_are_never_searched_and_no_row_is_left_out(precision: AccuracyCalculator) -> None:
     anchors = column(0, 1, 2, 3)
     # Each anchor's own copy is the nearest row of the other stream, and stays.
-    assert recipe.two_stream_accuracy(precision, anchors, anchors, torch.arange(4)) == {"precision_at_1": 1.0}
+    assert recipe.two_stream_accuracy(precision, anchors, anchors.clone(), torch.arange(4)) == {"precision_at_1": 1.0}
     recorder = Recorder()
     labels, references = torch.arange(4), anchors + 0.25
     recipe.two_stream_accuracy(recorder, anchors, references, labels)

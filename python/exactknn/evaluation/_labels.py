@@ -18,6 +18,7 @@ from torch import Tensor
 
 from exactknn._arrays.matrix import EXACT_INTEGER
 from exactknn.evaluation._checks import as_labels
+from exactknn.evaluation._dispatch import Names
 
 Array = npt.NDArray[Any]
 
@@ -34,36 +35,44 @@ class Labels(NamedTuple):
         """Return these labels, or the texts of these codes."""
         return labels if self.texts is None else self.texts[labels.cpu().numpy()]
 
+    def text_of(self, label: Any) -> str:
+        """Return one label, a number or a code, for an error message."""
+        return repr(label.item() if self.texts is None else self.texts[label])
 
-def label_tensors(query_labels: Any, reference_labels: Any, device: torch.device) -> Labels:
+
+def label_tensors(
+    query_labels: Any,
+    reference_labels: Any,
+    device: torch.device,
+    names: Names = ("query_labels", "reference_labels"),
+) -> Labels:
     """Return the labels on a device, in one type that compares them exactly.
 
     Args:
         query_labels: numbers, ``(n,)`` or ``(n, columns)``, or text, ``(n,)``.
         reference_labels: the same for the references; ``None``: there are none.
         device: device of the tensors.
+        names: the arguments' names, for error messages.
 
     Raises:
         TypeError: labels are neither numbers nor text, or both in one argument.
         ValueError: the labels of both sides cannot be compared exactly, or exceed int64.
     """
-    query = _values_of(query_labels, "query_labels")
+    query = _values_of(query_labels, names[0])
     if reference_labels is None:
         if isinstance(query, list):
             return _encoded(query, None, device)
-        return Labels(as_labels(query, "query_labels", device), None, None)
-    reference = _values_of(reference_labels, "reference_labels")
+        return Labels(as_labels(query, names[0], device), None, None)
+    reference = _values_of(reference_labels, names[1])
     if isinstance(query, list) and isinstance(reference, list):
         return _encoded(query, reference, device)
-    for side, text, number in ((query, "query", "reference"), (reference, "reference", "query")):
+    for side, (text, number) in ((query, names), (reference, names[::-1])):
         if isinstance(side, list):
             raise ValueError(
-                f"query_labels and reference_labels must be of one kind, got text in {text}_labels "
-                f"and numbers in {number}_labels"
+                f"{names[0]} and {names[1]} must be of one kind, got text in {text} and numbers in {number}"
             )
-    left = as_labels(query, "query_labels", device)
-    right = as_labels(reference, "reference_labels", device)
-    left, right = in_common_type((left, "query_labels"), (right, "reference_labels"))
+    left, right = as_labels(query, names[0], device), as_labels(reference, names[1], device)
+    left, right = in_common_type((left, names[0]), (right, names[1]))
     return Labels(left, right, None)
 
 

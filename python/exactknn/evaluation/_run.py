@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from exactknn.evaluation._checks import (
     checked_indices,
     checked_values,
 )
+from exactknn.evaluation._inputs import Inputs
 from exactknn.evaluation._relevance import Classes, Codes, Compared, Relevance, hit_blocks, row_blocks
 from exactknn.evaluation.knn import CustomKNN, RustKNN, native_references, torch_blocks
 from exactknn.evaluation.metrics import (
@@ -39,22 +40,12 @@ _LOGGER = logging.getLogger("exactknn.evaluation.accuracy")
 class Run:
     """One evaluation, with its tensors."""
 
-    def __init__(
-        self,
-        calculator: AccuracyCalculator,
-        names: Sequence[str],
-        query: Tensor,
-        query_labels: Tensor,
-        reference: Tensor,
-        reference_labels: Tensor,
-        ref_includes_query: bool,
-    ) -> None:
+    def __init__(self, calculator: AccuracyCalculator, names: Sequence[str], given: Inputs) -> None:
         self.calculator, self.names = calculator, names
-        self.query, self.query_labels = query, query_labels
-        self.reference, self.reference_labels = reference, reference_labels
-        self.own_included = ref_includes_query
-        self.named: Callable[[Tensor], Any] = lambda labels: labels
-        self.n, self.available = len(query), len(reference) - ref_includes_query
+        self.query, self.query_labels = given.query, given.query_labels
+        self.reference, self.reference_labels = given.reference, given.reference_labels
+        self.own_included, self.labels = given.ref_includes_query, given.labels
+        self.n, self.available = len(given.query), len(given.reference) - given.ref_includes_query
         self.ranked: dict[str, Metric] = {}
         self.custom: dict[str, RetrievalMetric] = {}
         self.methods: list[str] = []
@@ -118,7 +109,7 @@ class Run:
 
         lone = np.ones(len(classes), dtype=bool)
         lone[classes.codes[counted]] = False
-        self.calculator.per_class_labels = self.named(classes.chosen(~lone if counted.any() else lone))
+        self.calculator.per_class_labels = self.labels.named(classes.chosen(~lone if counted.any() else lone))
         kwargs["label_counts"] = (classes.labels, None if relevance is None else relevance.match_counts)
         kwargs["lone_query_labels"] = classes.chosen(lone)
         kwargs["not_lone_query_mask"] = torch.from_numpy(counted).to(self.query.device)

@@ -1,7 +1,7 @@
 """Retrieval metrics of embeddings against labels.
 
     get_accuracy(query, labels, reference, labels)
-        -> _checks          tensors on one device, one dtype; exact labels; everything checked
+        -> _inputs          tensors on one device, one dtype; exact labels; repeats removed; everything checked
         -> _relevance       which references are relevant, how many for each query
         -> engine.plan      how many neighbours the selected metrics need
              few, or a custom knn_func:              knn_func, once ──> neighbours ──relevance──> Hits, block by block
@@ -33,12 +33,11 @@ from exactknn._retrieval.types import Floats
 from exactknn.distances import LpDistance
 from exactknn.distances.base import autocast_off
 from exactknn.evaluation._checks import (
-    as_embeddings,
-    check_inputs,
     checked_k,
     checked_values,
 )
-from exactknn.evaluation._labels import in_common_type, label_tensors
+from exactknn.evaluation._inputs import checked_inputs
+from exactknn.evaluation._labels import in_common_type
 from exactknn.evaluation._relevance import codes_among
 from exactknn.evaluation._run import Run
 from exactknn.evaluation.knn import CustomKNN
@@ -408,6 +407,9 @@ class AccuracyCalculator:
         ref_includes_query: bool = False,
         include: Sequence[str] = (),
         exclude: Sequence[str] = (),
+        *,
+        ids: Any = None,
+        reference_ids: Any = None,
     ) -> dict[str, Any]:
         """Return the metrics of embeddings, tensors or arrays, against a reference or against themselves.
 
@@ -416,11 +418,15 @@ class AccuracyCalculator:
             query_labels: ``(n,)`` numbers or text, compared exactly. Numbers may be ``(n, columns)`` with a
                 ``label_comparison_fn``, or if no metric uses relevance. Metrics and methods get text as int64 codes:
                 positions among the distinct texts of both sides, ascending.
-            reference: ``(m, d)``, finite; ``None``: the queries, each excluded from its own neighbours.
+            reference: ``(m, d)``, finite; ``None``: the queries, each excluded from its own neighbours. The same
+                embeddings as ``query`` without ``ref_includes_query``: a warning, as each query then finds itself.
             reference_labels: ``(m,)`` or ``(m, columns)``, required with ``reference`` and only then.
             ref_includes_query: the first ``n`` reference rows are the queries, each excluded from its own neighbours.
             include: metrics among those selected at construction; empty: all of them.
             exclude: metrics to remove.
+            ids: ``(n,)`` numbers or text, the item of each query row: of rows with one id only the first counts, such
+                as those repeated by a sampler that fills its last batch. ``None``: every row counts.
+            reference_ids: ``(m,)``, the same for the references; with ``ref_includes_query`` they begin with ``ids``.
 
         Returns:
             Values by metric name, in alphabetical order: a float, or a list of floats with ``return_per_class``. NaN if
@@ -430,9 +436,9 @@ class AccuracyCalculator:
             TypeError: embeddings are not numbers or hold integers beyond 2**53, labels are neither numbers nor text, a
                 ``label_comparison_fn`` would get text, or ``include`` or ``exclude`` is of a wrong type.
             ValueError: a shape or length is wrong, labels are text on one side only, or floats on one side and integers
-                beyond 2**53 on the other, a row holds a NaN or infinity (the message names argument and row),
-                the reference does not begin with the queries despite ``ref_includes_query``, or a user function returns
-                an invalid result.
+                beyond 2**53 on the other, rows of one id have two labels, a row holds a NaN or infinity (the message
+                names argument and row), the reference does not begin with the queries despite ``ref_includes_query``,
+                or a user function returns an invalid result.
             NotImplementedError: a clustering metric is selected, and there is a ``label_comparison_fn``.
             ModuleNotFoundError: clusters are needed, but scikit-learn is not installed.
         """
@@ -440,32 +446,21 @@ class AccuracyCalculator:
         # A local copy: another thread may change the selection during this call.
         names = self._current = self._narrowed(include, exclude)
         self._check_clustering(names)
-        if (reference is None) != (reference_labels is None):
-            given, missing = (
-                ("reference", "reference_labels") if reference_labels is None else ("reference_labels", "reference")
-            )
-            raise ValueError(f"{missing} must be given together with {given}")
         with torch.no_grad():
-            query = as_embeddings(query, "query", self.device)
-            device = query.device
-            labels = label_tensors(query_labels, reference_labels, device)
-            if labels.texts is not None and self.label_comparison_fn is not torch.eq:
-                raise TypeError(
-                    "query_labels must hold numbers for a label_comparison_fn, which gets tensors, got text"
-                )
-            query_labels, reference_labels = labels.query, labels.reference
-            if reference is None:
-                reference, reference_labels, ref_includes_query = query, query_labels, True
-            else:
-                reference = as_embeddings(reference, "reference", device)
-                dtype = torch.promote_types(query.dtype, reference.dtype)
-                query, reference = query.to(dtype), reference.to(dtype)
-            ref_includes_query = bool(ref_includes_query)
-            check_inputs(query, query_labels, reference, reference_labels, ref_includes_query)
-            with autocast_off(device.type):
-                run = Run(self, names, query, query_labels, reference, reference_labels, ref_includes_query)
-                run.named = labels.named
-                return run.values()
+            given = checked_inputs(
+                query,
+                query_labels,
+                reference,
+                reference_labels,
+                ref_includes_query,
+                ids,
+                reference_ids,
+                self.device,
+            )
+            if given.labels.texts is not None and self.label_comparison_fn is not torch.eq:
+                raise TypeError("query_labels must hold numbers, which label_comparison_fn gets as tensors, got text")
+            with autocast_off(given.query.device.type):
+                return Run(self, names, given).values()
 
 
 def _check_sklearn(what: str) -> None:

@@ -24,7 +24,7 @@ def test_arguments_by_position():
         "include exclude avg_of_avgs return_per_class k label_comparison_fn device knn_func kmeans_func custom_metrics"
     )
     assert " ".join(inspect.signature(AccuracyCalculator().get_accuracy).parameters) == (
-        "query query_labels reference reference_labels ref_includes_query include exclude"
+        "query query_labels reference reference_labels ref_includes_query include exclude ids reference_ids"
     )
 
 
@@ -66,7 +66,7 @@ def test_labels_are_compared_in_a_common_type(query, reference, wanted):
 
     given = set()
     calculator = AccuracyCalculator(include=("precision_at_1",), label_comparison_fn=comparison)
-    calculator.get_accuracy(LINE, LINE_LABELS.to(query), LINE, LINE_LABELS.to(reference))
+    calculator.get_accuracy(LINE, LINE_LABELS.to(query), LINE.clone(), LINE_LABELS.to(reference))
     assert given == {wanted}
 
 

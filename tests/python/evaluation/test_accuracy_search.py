@@ -52,7 +52,9 @@ def test_as_many_neighbours_as_the_metrics_need(include, k, asked):
 
 def test_a_gallery_is_searched_without_leaving_out_a_row():
     spy = Spy()
-    AccuracyCalculator(include=("precision_at_1",), knn_func=spy).get_accuracy(LINE, LINE_LABELS, LINE, LINE_LABELS)
+    AccuracyCalculator(include=("precision_at_1",), knn_func=spy).get_accuracy(
+        LINE, LINE_LABELS, LINE.clone(), LINE_LABELS
+    )
     assert spy.calls == [(6, 1, 6, False, False)]
 
 
@@ -137,7 +139,7 @@ def test_ranks_are_those_of_the_search_with_any_distance(monkeypatch, distance, 
 
 def test_equal_shapes_and_values_do_not_make_a_reference_the_query():
     names = ("precision_at_1", "mean_average_precision")
-    result = AccuracyCalculator(include=names).get_accuracy(LINE, LINE_LABELS, LINE, LINE_LABELS)
+    result = AccuracyCalculator(include=names).get_accuracy(LINE, LINE_LABELS, LINE.clone(), LINE_LABELS)
     assert result["precision_at_1"] == 1.0  # each row finds itself, the lone one too
 
 

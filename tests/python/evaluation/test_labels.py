@@ -30,7 +30,7 @@ class Series:
 def right_at_1(query_labels, reference_labels):
     calculator = AccuracyCalculator(include=("knn_accuracy_at_1", "precision_at_1"))
     rows = torch.arange(float(len(reference_labels))).unsqueeze(1)
-    found = calculator.get_accuracy(rows[: len(query_labels)], query_labels, rows, reference_labels)
+    found = calculator.get_accuracy(rows[: len(query_labels)].clone(), query_labels, rows, reference_labels)
     np.testing.assert_equal(found["knn_accuracy_at_1"], found["precision_at_1"])
     return found["precision_at_1"]
 
@@ -137,10 +137,10 @@ def test_metrics_get_text_as_codes_in_its_order():
 
 def test_text_on_one_side_or_for_a_comparison_is_refused():
     with pytest.raises(ValueError, match="of one kind, got text in query_labels and numbers in reference_labels"):
-        AccuracyCalculator().get_accuracy(ROW, ["1"], ROW, [1])
+        AccuracyCalculator().get_accuracy(ROW.clone(), ["1"], ROW, [1])
     with pytest.raises(ValueError, match="of one kind, got text in reference_labels and numbers in query_labels"):
-        AccuracyCalculator().get_accuracy(ROW, [1], ROW, ["1"])
-    with pytest.raises(TypeError, match="query_labels must hold numbers for a label_comparison_fn"):
+        AccuracyCalculator().get_accuracy(ROW.clone(), [1], ROW, ["1"])
+    with pytest.raises(TypeError, match="query_labels must hold numbers, which label_comparison_fn gets as tensors"):
         AccuracyCalculator(label_comparison_fn=lambda x, y: x == y).get_accuracy(LINE, LETTERS)
 
 
