@@ -25,6 +25,20 @@ from exactknn._io.paths import size_of, split_array_name
 LABEL_SUFFIXES = (".npy", ".npz", ".txt", ".csv")
 """Suffixes that `read_labels` accepts."""
 
+# First lines that name the column, in lower case.
+_HEADERS = (
+    "label",
+    "labels",
+    "class",
+    "classes",
+    "class_id",
+    "class_name",
+    "label_id",
+    "category",
+    "target",
+    "targets",
+)
+
 Array = npt.NDArray[Any]
 
 
@@ -34,13 +48,14 @@ def read_labels(path: str) -> Array:
     Args:
         path: a file with one of `LABEL_SUFFIXES`. ``.npy`` and ``.npz`` hold one 1-D array of integers, booleans,
             floats or text; ``file.npz:name`` selects one of several arrays. ``.txt`` and ``.csv`` hold UTF-8 text, one
-            label per line; labels in a ``.csv`` file may be quoted.
+            label per line, without a header; labels in a ``.csv`` file may be quoted.
 
     Returns:
         ``(n,)``, of the type in the file; the lines of a text file unchanged, as text.
 
     Raises:
-        FileError: the file is missing, empty, truncated, of an unknown kind, or does not hold labels.
+        FileError: the file is missing, empty, truncated, of an unknown kind, begins with a header, or does not hold
+            labels.
     """
     name, array_name = split_array_name(path)
     source = Path(name)
@@ -78,7 +93,7 @@ def _check_characters(labels: Array, path: str) -> None:
 def _check_labels(shape: tuple[int, ...], dtype: np.dtype[Any], path: str) -> None:
     if dtype.hasobject:
         raise FileError(f"{path}: holds pickled Python objects, which are never loaded; expected numbers or text")
-    if dtype.kind not in "biufU" or dtype.itemsize == 0:
+    if dtype.kind not in "biufU" or dtype.itemsize == 0 or (dtype.kind == "f" and dtype.itemsize > 8):
         raise FileError(f"{path}: holds {dtype.name} values; expected labels: integers, booleans, floats or text")
     if len(shape) != 1:
         raise FileError(f"{path}: a {len(shape)}-D array of shape {shape}; expected 1-D, one label per row")
@@ -98,7 +113,33 @@ def _labels_of_lines(source: Path, path: str, split: Callable[[IO[str], str], It
                 f"{path}: label {i + 1} {'holds a null character' if label else 'is empty'}; "
                 "expected one label per line"
             )
+    if _begins_with_header(labels):
+        raise FileError(
+            f"{path}: line 1, {labels[0]!r}, looks like a header; expected one label per line and no header "
+            "(if it is a label, use .npy or .npz)"
+        )
     return np.array(labels, dtype=np.str_)
+
+
+def _begins_with_header(labels: list[str]) -> bool:
+    """Return whether the first line names the column: text above numbers only, or a usual name that is no other label.
+
+    A header would be a class, and shift the labels of all rows by one where the length fits.
+    """
+    if len(labels) < 2:
+        return False
+    first, others = labels[0], labels[1:]
+    if first.strip().lower() in _HEADERS and first not in others:
+        return True
+    return not _is_number(first) and all(map(_is_number, others))
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _lines(stream: IO[str], path: str) -> Iterator[str]:

@@ -26,7 +26,8 @@ Score embeddings by retrieval: do a query's nearest references share its class?
 
 Vectors are read from the same formats as for 'exactknn search'. Labels, one per row, are read from
   .npy, .npz           NumPy: one 1-D array of integers, floats, booleans or text; file.npz:name selects one of several
-  .txt, .csv           UTF-8 text, one label per line, no header; if all labels are integers, they are read as numbers
+  .txt, .csv           UTF-8 text, one label per line; if all labels are integers, they are read as numbers; a header
+                       is refused
 Labels are compared exactly.
 """
 

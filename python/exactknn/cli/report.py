@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 from typing import Any
@@ -57,15 +55,23 @@ def per_class_csv(task: Task, evaluation: Evaluation) -> str:
     number = len(task.classes)
     queries = np.bincount(task.query_class, minlength=number)
     means = [class_means(values, task.query_class, number) for values in evaluation.values.values()]
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(["class", "queries", *evaluation.values])
+    lines = [",".join(["class", "queries", *evaluation.values])]
     for code in np.flatnonzero(queries):
         values = (float(mean[code]) for mean in means)
-        writer.writerow(
-            [class_name(task, code), queries[code], *("" if math.isnan(value) else value for value in values)]
-        )
-    return stream.getvalue()
+        numbers = ("" if math.isnan(value) else repr(value) for value in values)
+        lines.append(",".join([_field(class_name(task, code)), str(queries[code]), *numbers]))
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _field(text: str) -> str:
+    """Return a field of a CSV file, quoted if necessary.
+
+    ``csv.writer`` of Python below 3.13 leaves a carriage return unquoted unless it ends lines, and its reader then
+    refuses the file. A space at an end is quoted for readers that strip fields.
+    """
+    if text == text.strip() and not set(text) & set(',"\r\n'):
+        return text
+    return '"' + text.replace('"', '""') + '"'
 
 
 def counted_and_lone(evaluation: Evaluation) -> tuple[int, int]:

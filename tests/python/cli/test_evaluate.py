@@ -126,6 +126,16 @@ def test_labels_of_every_kind_of_file(example, capsys, kind):
     assert [row[0] for row in rows[1:]] == ["a,b", "grün", 'say "x"']
 
 
+def test_names_of_classes_are_quoted_where_csv_needs_it(example, capsys):
+    names = ["a\rb", "=1+1", ' "c" ', "d\r\ne", "f,g", "h"]
+    np.save("l.npy", names)
+    assert evaluate("--embeddings", "e.npy", "--labels", "l.npy", "--per-class", "c.csv") == 0
+    with open("c.csv", encoding="utf-8", newline="") as stream:
+        rows = list(csv.reader(stream, strict=True))
+    assert [row[0] for row in rows[1:]] == sorted(names)
+    assert '"a\rb",1,' in Path("c.csv").read_bytes().decode()
+
+
 def test_whole_numbers_in_text_are_in_the_order_of_numbers(example, capsys):
     Path("l.txt").write_text("".join(f"{8 + code}\n" for code in CLASSES))
     assert evaluate("--embeddings", "e.npy", "--labels", "l.txt", "--per-class", "c.csv") == 0
@@ -185,7 +195,9 @@ def test_bad_arguments_are_refused_in_one_line(example, capsys, arguments, messa
 
 BAD_LABELS = {
     "too few": ("b.txt", "1\n2\n", "--labels b.txt has 2 labels, e.npy has 6 rows; expected one label per row"),
-    "a header": ("b.csv", "class\n" + "1\n" * 6, "has 7 labels, e.npy has 6 rows; expected one label per row (the"),
+    "one too many": ("b.csv", "kind\n" + "a\n" * 6, "has 7 labels, e.npy has 6 rows; expected one label per row (the"),
+    "a header": ("b.csv", "class\n" + "1\n" * 6, "b.csv: line 1, 'class', looks like a header; expected one label per"),
+    "a header instead of a label": ("b.csv", "kind\n" + "1\n" * 5, "b.csv: line 1, 'kind', looks like a header"),
     "several fields": ("b.csv", "1,2\n" * 6, "b.csv: line 1 has 2 fields; expected one label per line"),
     "an empty line": ("b.txt", "1\n\n1\n1\n1\n1\n", "b.txt: label 2 is empty; expected one label per line"),
     "an empty line in CSV": ("b.csv", "1\n\n1\n1\n1\n1\n", "b.csv: label 2 is empty; expected one label per line"),
