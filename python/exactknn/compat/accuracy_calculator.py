@@ -25,6 +25,7 @@ from exactknn._retrieval.metrics import (
     reciprocal_rank,
 )
 from exactknn.evaluation import accuracy as _accuracy
+from exactknn.evaluation._labels import in_common_type
 from exactknn.evaluation._relevance import Classes, Compared, codes_among
 
 __all__ = [
@@ -69,6 +70,7 @@ def get_label_match_counts(
     query_labels: Tensor, reference_labels: Tensor, label_comparison_fn: Comparison
 ) -> tuple[Tensor, Tensor]:
     """Return distinct query labels, ascending, and the number of references that each matches."""
+    query_labels, reference_labels = _comparable(query_labels, reference_labels, label_comparison_fn)
     classes = Classes(query_labels)
     compared = Compared(classes, query_labels, reference_labels, False, label_comparison_fn)
     return classes.labels, compared.match_counts
@@ -118,7 +120,7 @@ def precision_at_k(
     label_comparison_fn: Comparison = EQUALITY,
 ) -> float | list[float]:
     """Return the share of relevant references among the first ``k``, divided by ``k`` even with fewer columns."""
-    relevance = label_comparison_fn(gt_labels, knn_labels[:, :k])
+    relevance = label_comparison_fn(*_comparable(gt_labels, knn_labels[:, :k], label_comparison_fn))
     return maybe_get_avg_of_avgs(relevance.sum(dim=1).cpu().double() / k, gt_labels, avg_of_avgs, return_per_class)
 
 
@@ -160,7 +162,7 @@ def mean_reciprocal_rank(
     label_comparison_fn: Comparison,
 ) -> float | list[float]:
     """Return 1 / rank of the nearest relevant reference, 0 if there is none."""
-    relevance = label_comparison_fn(gt_labels, knn_labels).cpu().numpy()
+    relevance = label_comparison_fn(*_comparable(gt_labels, knn_labels, label_comparison_fn)).cpu().numpy()
     ones = torch.ones(len(relevance), dtype=torch.long).numpy()
     values = reciprocal_rank(Hits.from_relevance(relevance, ones))
     return _reported(values, gt_labels, avg_of_avgs, return_per_class)
@@ -178,6 +180,13 @@ def try_getting_not_lone_labels(
 def nan_accuracy(unique_labels: Any, return_per_class: bool) -> float | list[float]:
     """Return the reported value if every query is lone."""
     return [math.nan] * len(unique_labels) if return_per_class else math.nan
+
+
+def _comparable(labels: Tensor, others: Tensor, label_comparison_fn: Comparison) -> tuple[Tensor, ...]:
+    """Return both in one type for equality, which would round integers to float32; for another comparison as given."""
+    if label_comparison_fn is not EQUALITY or labels.dtype == others.dtype:
+        return labels, others
+    return in_common_type((labels, "labels of the queries"), (others, "labels of the references"))
 
 
 def _as_tensors(label_counts: LabelCounts, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -199,7 +208,7 @@ def _hits(
     label_counts: LabelCounts,
     label_comparison_fn: Comparison,
 ) -> Hits:
-    relevance = label_comparison_fn(gt_labels, knn_labels).cpu().numpy()
+    relevance = label_comparison_fn(*_comparable(gt_labels, knn_labels, label_comparison_fn)).cpu().numpy()
     counts = _counts_of(gt_labels, ref_includes_query, label_counts).cpu().numpy()
     return Hits.from_relevance(relevance, counts)
 

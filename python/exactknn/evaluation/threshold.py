@@ -24,6 +24,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from exactknn._arrays.matrix import check_listed
 from exactknn._arrays.scalars import as_flag, as_real
 
 # The bits of infinity in each type of scores. Finite values have smaller magnitudes, NaNs larger ones.
@@ -332,9 +333,13 @@ def _as_vector(values: Any, name: str, dtypes: tuple[str, ...]) -> tuple[npt.NDA
         raise ValueError(f"{name} must not be a masked array")
     else:
         try:
-            values = np.asarray(values)
+            given, values = values, np.asarray(values)
         except ValueError as error:
             raise ValueError(f"{name} must be 1-D: {error}") from error
+        try:
+            check_listed(given, values, name)
+        except TypeError as error:
+            raise ValueError(str(error)) from None
         dtype = values.dtype.name
     if values.ndim != 1:
         raise ValueError(f"{name} must be 1-D, got shape {tuple(values.shape)}")

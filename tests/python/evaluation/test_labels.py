@@ -165,3 +165,17 @@ def test_known_labels_are_not_cut_to_integers():
     mask, relevant = compat.get_relevance_mask((2, 3), torch.tensor([[0], [1]]), False, counts)
     assert relevant.tolist() == [0, 3]
     assert mask.tolist() == [[False] * 3, [True] * 3]
+
+
+@pytest.mark.parametrize("floats", [torch.float32, torch.float64])
+def test_functions_of_the_other_library_compare_two_types_exactly(floats):
+    own, near = torch.tensor([[2**24 + 1]]), torch.tensor([[2**24]]).to(floats)
+    counts = (own[0], torch.tensor([1]))
+    assert compat.precision_at_k(near, own, 1) == 0.0
+    assert compat.r_precision(near, own, False, counts, False, False, compat.EQUALITY) == 0.0
+    assert compat.mean_average_precision(near, own, False, counts, False, False, compat.EQUALITY) == 0.0
+    assert compat.mean_reciprocal_rank(near, own, False, False, compat.EQUALITY) == 0.0
+    labels, found = compat.get_label_match_counts(own[0], near[0], compat.EQUALITY)
+    assert (labels.tolist(), found.tolist()) == ([2**24 + 1], [0])
+    with pytest.raises(ValueError, match=r"labels of the queries must be within 2\*\*53"):
+        compat.precision_at_k(near, torch.tensor([[2**53 + 1]]), 1)

@@ -307,3 +307,10 @@ def test_the_decisions_counted_are_those_made_on_a_gpu(pairs, is_inverted):
     for threshold, count in zip(thresholds.tolist(), accepted.tolist(), strict=True):
         decided = on_gpu >= threshold if is_inverted else on_gpu <= threshold
         assert int(decided.sum()) == count
+
+
+def test_integers_of_a_list_that_float64_would_round_are_refused():
+    with pytest.raises(
+        ValueError, match=r"scores must hold .* got the integer 9007199254740993 beyond 2\*\*53 in row 1"
+    ):
+        threshold_curve([0.5, 2**53 + 1], [True, False], is_inverted=False)
