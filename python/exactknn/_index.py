@@ -406,24 +406,25 @@ class Index:
             native.save(path, num_threads=threads, progress=report)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], *, num_threads: int | None = None) -> Index:
+    def load(cls, path: str | os.PathLike[str], *, num_threads: int | None = None, mmap: bool = True) -> Index:
         """Return a saved index. The file is memory-mapped: rows are read when a search needs them.
 
-        This is a class method: called on an index, it leaves that index unchanged.
+        Called on an index, it leaves that one unchanged. Later rows must be of a type that the stored one represents.
 
-        Data is verified when it is first used. The file must not be modified in place or truncated while in use;
-        replacing it, as `save` does, is safe. Rows added later must be of a type that the stored one represents
-        exactly.
+        Data is verified when it is first used. A mapped file can be replaced, as `save` does, but must not be written
+        in place: a call that finds its size or time changed raises `ValueError`, and truncation during a call ends the
+        process. ``mmap=False`` is safe for a file that other programs write.
 
         Args:
             path: the file.
             num_threads: as for the constructor.
+            mmap: whether to map the file; ``False`` reads all of it to memory, and later changes have no effect.
 
         Raises:
             OSError: the file cannot be read.
             ValueError: the file is not an index, was written by a newer version, or is damaged.
         """
-        native = _core.Index.load(path)
+        native = _core.Index.load(path, mmap=as_flag(mmap, "mmap"))
         index = cls(native.metric, p=native.p, num_threads=num_threads)
         index._native = native
         return index

@@ -207,26 +207,33 @@ impl PyIndex {
         Ok(Self(index.into_py()?))
     }
 
-    /// Load an index from a file. Its rows and codes are mapped.
+    /// Load an index from a file. Its rows and codes are mapped, or read to memory.
     #[staticmethod]
-    fn load(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
-        let index = py.detach(|| {
-            let saved = Saved::open(&path)?;
-            let dtype = saved.metadata().get("dtype").map_or("", String::as_str);
-            let index = AnyIndex::of(dtype, |kind| {
-                Ok(match kind {
-                    Kind::F32 => AnyIndex::F32(Index::load(&saved)?),
-                    Kind::F64 => AnyIndex::F64(Index::load(&saved)?),
-                    Kind::F16 => AnyIndex::F16(Index::load(&saved)?),
-                    Kind::Bf16 => AnyIndex::Bf16(Index::load(&saved)?),
+    #[pyo3(signature = (path, *, mmap=true))]
+    fn load(py: Python<'_>, path: PathBuf, mmap: bool) -> PyResult<Self> {
+        let index = interrupt::run(
+            py,
+            Threads::MIN,
+            || mmap,
+            None,
+            |monitor: &Monitor| {
+                let saved = if mmap { Saved::open(&path)? } else { Saved::read(&path, monitor)? };
+                let dtype = saved.metadata().get("dtype").map_or("", String::as_str);
+                let index = AnyIndex::of(dtype, |kind| {
+                    Ok(match kind {
+                        Kind::F32 => AnyIndex::F32(Index::load(&saved)?),
+                        Kind::F64 => AnyIndex::F64(Index::load(&saved)?),
+                        Kind::F16 => AnyIndex::F16(Index::load(&saved)?),
+                        Kind::Bf16 => AnyIndex::Bf16(Index::load(&saved)?),
+                    })
+                });
+                index.unwrap_or_else(|| {
+                    let wanted = "rows of float32, float64, float16 or bfloat16".to_owned();
+                    Err(Error::BadFile { path: path.clone(), wanted, found: format!("{dtype:?}") })
                 })
-            });
-            index.unwrap_or_else(|| {
-                let wanted = "rows of float32, float64, float16 or bfloat16".to_owned();
-                Err(Error::BadFile { path: path.clone(), wanted, found: format!("{dtype:?}") })
-            })
-        });
-        Ok(Self(index.into_py()?))
+            },
+        )?;
+        Ok(Self(index))
     }
 
     /// Number of rows.

@@ -10,7 +10,7 @@ use std::num::NonZero;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::{Index, Layout, Segment};
+use super::{Index, Layout, Segment, check_files};
 use crate::arch::level::Simd;
 use crate::error::{Argument, Error, Result};
 use crate::filter::persist::mapped;
@@ -30,6 +30,12 @@ fn dtype_name<E: Stored>() -> Result<&'static str> {
         Dtype::F64 => Ok("float64"),
         other => Err(Error::Panic(format!("an index of {other:?}"))),
     }
+}
+
+/// Bytes of the tensors whose names begin with `prefix`.
+fn tensor_bytes(saved: &Saved, prefix: &str) -> usize {
+    let tensors = saved.tensors().filter(|(name, ..)| name.starts_with(prefix));
+    tensors.map(|(_, dtype, shape)| shape.iter().product::<usize>() * dtype.bitsize() / 8).sum()
 }
 
 impl<E: Element + Stored> Index<E> {
@@ -56,6 +62,7 @@ impl<E: Element + Stored> Index<E> {
             // The shortest decimal that parses to the same number.
             texts.insert("p".to_owned(), format!("{:?}", p.get()));
         }
+        check_files(&segments)?;
         let mut forms = Vec::new();
         for segment in &segments {
             // Before the file is started: packing uses all threads.
@@ -77,7 +84,7 @@ impl<E: Element + Stored> Index<E> {
                 form.tensors(&format!("{i}."), &mut tensors);
             }
         }
-        saved::write(path, &texts, tensors, monitor)
+        saved::write_if(path, &texts, tensors, monitor, || check_files(&segments))
     }
 
     /// The index in an open file. Rows and codes are read when they are searched, and verified before.
@@ -116,7 +123,8 @@ impl<E: Element + Stored> Index<E> {
                 prefix: format!("{i}."),
                 codes_name: codes_name.clone(),
             });
-            segments.push(Arc::new(Segment::mapped(numbers, rows, stored, index.layout)));
+            let read_bytes = if saved.is_in_memory() { tensor_bytes(saved, &format!("{i}.")) } else { 0 };
+            segments.push(Arc::new(Segment::mapped(numbers, rows, stored, index.layout, read_bytes)));
             total = total.saturating_add(rows);
         }
         check_row_count(total, Argument::Reference)?;

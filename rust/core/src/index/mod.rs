@@ -180,6 +180,7 @@ impl<E: Element + Stored> Index<E> {
             });
         }
         let mut remaining: Vec<Arc<Segment<E>>> = try_vec(segments.len(), "the segments")?;
+        check_files(&segments)?;
         let mut rest = mask;
         for segment in &segments {
             let here;
@@ -195,6 +196,7 @@ impl<E: Element + Stored> Index<E> {
                 None => remaining.push(segment),
             }
         }
+        check_files(&segments)?;
         *self.write() = remaining;
         Ok(())
     }
@@ -218,12 +220,15 @@ impl<E: Element + Stored> Index<E> {
             return Err(Error::BadArray { argument: "rows", wanted, given: format!("{start} to {end}") });
         }
         let mut copy = try_vec((end - start) * self.layout.dim, "the rows")?;
-        let mut first = 0;
-        for segment in segments {
-            let clamp = |row: usize| row.clamp(first, first + segment.rows()) - first;
-            copy.extend_from_slice(segment.range(clamp(start)..clamp(end))?);
-            first += segment.rows();
-        }
+        reading(&segments, || {
+            let mut first = 0;
+            for segment in &segments {
+                let clamp = |row: usize| row.clamp(first, first + segment.rows()) - first;
+                copy.extend_from_slice(segment.range(clamp(start)..clamp(end))?);
+                first += segment.rows();
+            }
+            Ok(())
+        })?;
         Ok(copy)
     }
 
@@ -238,6 +243,20 @@ pub struct Addition<E>(Segment<E>);
 
 fn rows_of<E: Element + Stored>(segments: &[Arc<Segment<E>>]) -> usize {
     segments.iter().map(|segment| segment.rows()).sum()
+}
+
+/// Check that the files of mapped segments were not written to since they were loaded.
+fn check_files<E: Element + Stored>(segments: &[Arc<Segment<E>>]) -> Result<()> {
+    segments.iter().try_for_each(|segment| segment.check_file())
+}
+
+/// Run `work`, which reads these segments, between two checks of their files.
+fn reading<E: Element + Stored, T>(segments: &[Arc<Segment<E>>], work: impl FnOnce() -> Result<T>) -> Result<T> {
+    check_files(segments)?;
+    let result = work();
+    // The first error is reported: damage found by `work` follows from the change.
+    check_files(segments)?;
+    result
 }
 
 /// The rows of an index at one moment.
@@ -292,14 +311,16 @@ impl<E: Element + Stored> Snapshot<E> {
         let options = Options { metric: self.layout.metric, ..options };
         let query = query.erase();
         options.check(query, self.layout.dim, self.rows())?;
-        self.execution(query.rows(), options.k, options.simd, options.threads).run(|| {
+        let execution = self.execution(query.rows(), options.k, options.simd, options.threads);
+        let search = || {
             monitor.begin(self.problem(query.rows(), options.k, options.threads).pairs());
             let mut search = BlockSearch::of(query, options)?;
             for source in self.sources(&self.matrices()?) {
                 search.add(query, source, monitor)?;
             }
             search.result::<E>()
-        })
+        };
+        execution.run(|| reading(&self.segments, search))
     }
 
     /// All rows within a radius of each query, by the metric of the index.
@@ -318,7 +339,8 @@ impl<E: Element + Stored> Snapshot<E> {
         let execution = self.execution(query.rows(), 1, options.simd, options.threads);
         let problem = options.problem(query, self.rows(), E::DOUBLE, false);
         let problem = Problem { threads: execution.threads(), ..problem };
-        execution.run(|| radius::search(query, &self.sources(&self.matrices()?), options, problem, monitor))
+        let search = || radius::search(query, &self.sources(&self.matrices()?), options, problem, monitor);
+        execution.run(|| reading(&self.segments, search))
     }
 
     /// The ranks of each query's target rows, by the metric of the index.
@@ -338,7 +360,8 @@ impl<E: Element + Stored> Snapshot<E> {
         let execution = self.execution(query.rows(), 1, options.simd, options.threads);
         let problem = options.problem(query, self.rows(), E::DOUBLE, false);
         let problem = Problem { threads: execution.threads(), ..problem };
-        execution.run(|| ranks::search(query, &self.sources(&self.matrices()?), groups, options, problem, monitor))
+        let search = || ranks::search(query, &self.sources(&self.matrices()?), groups, options, problem, monitor);
+        execution.run(|| reading(&self.segments, search))
     }
 }
 

@@ -37,6 +37,8 @@ pub(super) struct Segment<E> {
     layout: Layout,
     /// `None` while the segment grows.
     panels: Option<PanelCache>,
+    /// Bytes of memory that hold the rows and codes of a file that was read instead of mapped.
+    read_bytes: usize,
 }
 
 /// All rows, row-major.
@@ -55,9 +57,15 @@ impl<E: Element + Stored> Segment<E> {
         Ok(Self::of(Numbers::Owned(numbers), rows.rows(), layout))
     }
 
-    /// A segment whose rows, and panels if it has any, are mapped from a file.
-    pub(super) fn mapped(numbers: Mapped<E>, rows: usize, stored: Option<StoredPanels>, layout: Layout) -> Self {
-        let mut segment = Self::of(Numbers::Mapped(numbers), rows, layout);
+    /// A segment whose rows, and panels if it has any, are in a file, of which `read_bytes` are in memory.
+    pub(super) fn mapped(
+        numbers: Mapped<E>,
+        rows: usize,
+        stored: Option<StoredPanels>,
+        layout: Layout,
+        read_bytes: usize,
+    ) -> Self {
+        let mut segment = Self { read_bytes, ..Self::of(Numbers::Mapped(numbers), rows, layout) };
         if let Some(stored) = stored {
             segment.panels = Some(PanelCache::stored(layout.metric, stored));
         }
@@ -66,7 +74,7 @@ impl<E: Element + Stored> Segment<E> {
 
     fn of(numbers: Numbers<E>, rows: usize, layout: Layout) -> Self {
         let panels = (rows >= layout.sealed_rows).then(|| PanelCache::new(layout.metric));
-        Self { numbers, rows, layout, panels }
+        Self { numbers, rows, layout, panels, read_bytes: 0 }
     }
 
     /// Make the panels of the first filter of searches at this level, unless they exist.
@@ -155,7 +163,7 @@ impl<E: Element + Stored> Segment<E> {
     pub(super) fn bytes(&self) -> usize {
         let numbers = match &self.numbers {
             Numbers::Owned(numbers) => numbers.capacity() * size_of::<E>(),
-            Numbers::Mapped(_) => 0,
+            Numbers::Mapped(_) => self.read_bytes,
         };
         numbers + self.panels.as_ref().map_or(0, PanelCache::bytes)
     }
@@ -166,6 +174,14 @@ impl<E: Element + Stored> Segment<E> {
         match &self.numbers {
             Numbers::Owned(numbers) => Ok(&numbers[range]),
             Numbers::Mapped(numbers) => numbers.range(range),
+        }
+    }
+
+    /// Check that the file of mapped rows was not written to since it was loaded. Called before and after each use.
+    pub(super) fn check_file(&self) -> Result<()> {
+        match &self.numbers {
+            Numbers::Owned(_) => Ok(()),
+            Numbers::Mapped(numbers) => numbers.check_unchanged(),
         }
     }
 

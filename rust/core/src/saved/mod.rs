@@ -45,7 +45,8 @@
 //! digits>.tmp` in the folder; it can be deleted once that process has ended.
 //!
 //! An open file must not be modified in place or truncated: a map shows the change, and reading beyond the new end ends the
-//! process (SIGBUS). On Windows the system refuses to replace an open file.
+//! process (SIGBUS). [`Saved::check_unchanged`], before and after each use, detects a change but cannot prevent one during
+//! the use; a file that other programs write is read to memory by [`Saved::read`]. On Windows the system refuses to replace an open file.
 
 #[cfg(target_endian = "big")]
 compile_error!("a saved index is mapped in little-endian order: big-endian machines are not supported");
@@ -55,6 +56,7 @@ mod write;
 
 pub use read::{Mapped, Saved};
 pub use safetensors::Dtype;
+pub(crate) use write::write_if;
 pub use write::{Push, Tensor, write};
 
 use half::{bf16, f16};

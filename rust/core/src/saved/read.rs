@@ -2,14 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{self, Read};
+use std::io::{self, Read, Seek};
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::SystemTime;
 
-use memmap2::Mmap;
+use memmap2::{Mmap, MmapMut};
 use rayon::prelude::*;
 use safetensors::Dtype;
 use safetensors::tensor::Metadata;
@@ -22,6 +23,9 @@ use super::{
 use crate::error::{Error, Result};
 use crate::runtime::Monitor;
 
+/// Bytes that are read between two looks at the monitor.
+const READ_BYTES: usize = 1 << 24;
+
 /// An open saved index; clones share it. The file is mapped as long as a clone or a [`Mapped`] exists.
 #[derive(Debug, Clone)]
 pub struct Saved {
@@ -32,9 +36,43 @@ pub struct Saved {
 struct Contents {
     path: PathBuf,
     map: Mmap,
+    /// `None` if the file was read to memory, which no other process can change.
+    mapped: Option<Origin>,
     head: Head,
     /// One bit per block.
     verified: Box<[AtomicU64]>,
+}
+
+/// The open file of a map, and its size and time of modification when it was mapped.
+///
+/// The file of a path can be replaced, which leaves this one unchanged. Writing to it in place changes what is mapped.
+#[derive(Debug)]
+struct Origin {
+    file: File,
+    len: u64,
+    modified: Option<SystemTime>,
+}
+
+impl Origin {
+    fn new(file: File) -> io::Result<Self> {
+        let metadata = file.metadata()?;
+        Ok(Self { len: metadata.len(), modified: metadata.modified().ok(), file })
+    }
+
+    fn check(&self, path: &Path) -> Result<()> {
+        let now = self.file.metadata().map_err(|error| Error::file(path, "read its size", &error))?;
+        if now.len() == self.len && now.modified().ok() == self.modified {
+            return Ok(());
+        }
+        Err(Error::bad_file(
+            path,
+            format!("the {} bytes that were there when the index was loaded", self.len),
+            format!(
+                "{} bytes that were written to the same file since (replace a file in use, or load it without a map)",
+                now.len()
+            ),
+        ))
+    }
 }
 
 /// The header, verified.
@@ -82,12 +120,41 @@ impl Saved {
     /// Map the file and verify its header and its table of checksums. No tensor is read, so it takes the same time for files
     /// of every size.
     ///
-    /// The file must not be modified in place or truncated while it is open; see the module.
+    /// The file must not be modified in place or truncated while it is open; see the module and [`Saved::check_unchanged`].
     ///
     /// # Errors
     /// [`Error::File`] if the system cannot open it; [`Error::BadFile`] if it is not a saved index, or is of a newer format,
     /// truncated, too long, or has a damaged header or table.
     pub fn open(path: &Path) -> Result<Self> {
+        let file = Self::open_file(path)?;
+        // SAFETY: the map is read-only, and by the contract of this function the file is not modified or truncated while it
+        // is open. This library itself replaces such files and never modifies them.
+        let map = unsafe { Mmap::map(&file) }.map_err(|error| Error::file(path, "open it", &error))?;
+        let origin = Origin::new(file).map_err(|error| Error::file(path, "open it", &error))?;
+        Self::of(path, map, Some(origin))
+    }
+
+    /// Read the file to memory and verify its header and its table of checksums. Later changes of the file have no effect.
+    ///
+    /// # Errors
+    /// As for [`Saved::open`], and [`Error::OutOfMemory`], [`Error::Cancelled`].
+    pub fn read(path: &Path, monitor: &Monitor) -> Result<Self> {
+        let mut file = Self::open_file(path)?;
+        let failed = |error: io::Error| Error::file(path, "read it", &error);
+        let len = file.metadata().map_err(failed)?.len();
+        let out_of_memory =
+            || Error::OutOfMemory { bytes: usize::try_from(len).unwrap_or(usize::MAX), what: "the index" };
+        let len = usize::try_from(len).map_err(|_| out_of_memory())?;
+        // Anonymous pages rather than a `Vec`: aligned for every type, and then read-only.
+        let mut memory = MmapMut::map_anon(len).map_err(|_| out_of_memory())?;
+        for part in memory.chunks_mut(READ_BYTES) {
+            monitor.check()?;
+            file.read_exact(part).map_err(failed)?;
+        }
+        Self::of(path, memory.make_read_only().map_err(failed)?, None)
+    }
+
+    fn open_file(path: &Path) -> Result<File> {
         let failed = |error: io::Error| Error::file(path, "open it", &error);
         let there = fs::metadata(path).map_err(failed)?;
         if !there.is_file() && !there.is_dir() {
@@ -96,12 +163,27 @@ impl Saved {
         let mut file = File::open(path).map_err(failed)?;
         // For the system's own error message for a folder, which can be opened but not read.
         file.read(&mut [0]).map_err(failed)?;
-        // SAFETY: the map is read-only, and by the contract of this function the file is not modified or truncated while it
-        // is open. This library itself replaces such files and never modifies them.
-        let map = unsafe { Mmap::map(&file) }.map_err(failed)?;
+        file.rewind().map_err(failed)?;
+        Ok(file)
+    }
+
+    fn of(path: &Path, map: Mmap, mapped: Option<Origin>) -> Result<Self> {
         let head = Head::parse(&map).map_err(|Mismatch { wanted, found }| Error::bad_file(path, wanted, found))?;
         let verified = (0..head.blocks.div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
-        Ok(Self { contents: Arc::new(Contents { path: path.to_owned(), map, head, verified }) })
+        Ok(Self { contents: Arc::new(Contents { path: path.to_owned(), map, mapped, head, verified }) })
+    }
+
+    /// Whether the file was read to memory instead of mapped.
+    pub fn is_in_memory(&self) -> bool {
+        self.contents.mapped.is_none()
+    }
+
+    /// Check that the mapped file was not written to since it was opened; a few hundred nanoseconds.
+    ///
+    /// # Errors
+    /// [`Error::BadFile`] if its size or time of modification is another.
+    pub fn check_unchanged(&self) -> Result<()> {
+        self.contents.check_unchanged()
     }
 
     /// The path as it was given.
@@ -255,6 +337,10 @@ impl Head {
 }
 
 impl Contents {
+    fn check_unchanged(&self) -> Result<()> {
+        self.mapped.as_ref().map_or(Ok(()), |origin| origin.check(&self.path))
+    }
+
     #[inline(always)]
     fn is_verified(&self, block: usize) -> bool {
         // Relaxed: the bit protects bytes that are never written.
@@ -305,6 +391,14 @@ impl<T: Stored> Mapped<T> {
     /// Whether it has no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// As [`Saved::check_unchanged`].
+    ///
+    /// # Errors
+    /// As [`Saved::check_unchanged`].
+    pub fn check_unchanged(&self) -> Result<()> {
+        self.contents.check_unchanged()
     }
 
     /// The shape.

@@ -77,6 +77,17 @@ pub fn write(
     tensors: Vec<Tensor<'_>>,
     monitor: &Monitor,
 ) -> Result<()> {
+    write_if(path, metadata, tensors, monitor, || Ok(()))
+}
+
+/// As [`write`]; `check` is called when all tensors are read, before the new file replaces the old one.
+pub(crate) fn write_if(
+    path: &Path,
+    metadata: &BTreeMap<String, String>,
+    tensors: Vec<Tensor<'_>>,
+    monitor: &Monitor,
+    check: impl FnOnce() -> Result<()>,
+) -> Result<()> {
     let plan = Plan::new(metadata, tensors)?;
     let target = Target::new(path)?;
     let action = format!("write its {} bytes", plan.file_bytes);
@@ -98,6 +109,7 @@ pub fn write(
     for (tensor, bytes) in plan.tensors {
         sink.tensor(tensor, bytes)?;
     }
+    check()?;
     let mut head = plan.head;
     let blocks = sink.checksums.as_bytes();
     head[plan.table..][..blocks.len()].copy_from_slice(blocks);
