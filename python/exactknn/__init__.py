@@ -14,15 +14,24 @@ from __future__ import annotations
 
 import logging
 
-from exactknn._core import (
-    __version__,
-    available_simd_levels,
-    build_info,
-    get_num_threads,
-    set_num_threads,
-    set_simd_level,
-    simd_level,
-)
+try:
+    from exactknn._core import (
+        __version__,
+        available_simd_levels,
+        build_info,
+        get_num_threads,
+        set_num_threads,
+        set_simd_level,
+        simd_level,
+    )
+except ImportError as error:
+    # From Python, NumPy or PyO3, in words that differ between their versions.
+    if "interpreter" not in str(error) and "once per process" not in str(error):
+        raise
+    raise ImportError(
+        "exactknn works in one interpreter of a process, as NumPy does, and cannot be imported in a subinterpreter: "
+        "use threads or processes"
+    ) from error
 from exactknn._index import Index
 from exactknn._recall import recall
 from exactknn._search import knn, radius

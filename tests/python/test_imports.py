@@ -1,5 +1,6 @@
 """What an import loads, and that its order among the others does not matter. Each in a fresh interpreter."""
 
+import importlib.util
 import itertools
 import re
 from pathlib import Path
@@ -123,3 +124,35 @@ def test_the_map_in_contributing_names_every_folder():
     assert folders == set(re.findall(r"`(\w+/)`", section))
     modules = set(re.findall(r"`(\w+\.py)`", section))
     assert modules <= {path.name for path in package.glob("**/*.py")}
+
+
+SUBINTERPRETER = """
+import exactknn
+for name in ("_interpreters", "_xxsubinterpreters"):
+    try:
+        module = __import__(name)
+        break
+    except ImportError:
+        pass
+interpreter = module.create()
+program = '''
+try:
+    import exactknn
+except ImportError as error:
+    text = str(error)
+else:
+    text = "imported"
+import os
+os.write(1, text.encode())
+'''
+run = getattr(module, "exec", None) or module.run_string
+run(interpreter, program)
+module.destroy(interpreter)
+"""
+
+
+@pytest.mark.skipif(
+    not any(map(importlib.util.find_spec, ("_interpreters", "_xxsubinterpreters"))), reason="no subinterpreters"
+)
+def test_a_subinterpreter_is_refused_in_words(run_python):
+    assert run_python(SUBINTERPRETER).startswith("exactknn works in one interpreter of a process, as NumPy does")

@@ -40,7 +40,9 @@ pub use half::{bf16, f16};
 pub use index::{Addition, Index, Snapshot};
 pub use matrix::{Element, MatrixRef, Output, Precision, QueryRef, Values, WideRow};
 pub use metric::{Metric, Power};
-pub use runtime::{Monitor, PoolHandle, Report, THREADS_VARIABLE, float_env, num_threads, set_num_threads};
+pub use runtime::{
+    Monitor, PoolHandle, Report, THREADS_VARIABLE, float_env, is_num_threads_set, num_threads, set_num_threads,
+};
 pub use search::compressed_rows::Within;
 pub use search::groups::Groups;
 pub use search::incremental::BlockSearch;

@@ -2,7 +2,7 @@
 
 use std::num::NonZero;
 
-use exactknn_core::{Error, Metric, SelfRule, num_threads};
+use exactknn_core::{Error, Metric, SelfRule, is_num_threads_set, num_threads};
 use numpy::PyUntypedArray;
 use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -67,8 +67,28 @@ pub(crate) fn positive_threads(given: &Bound<'_, PyAny>) -> PyResult<Threads> {
 pub(crate) fn threads(given: Option<&Bound<'_, PyAny>>) -> PyResult<Threads> {
     match given {
         Some(given) => positive_threads(given),
-        None => Ok(NonZero::new(num_threads().into_py()?).unwrap_or(NonZero::<usize>::MIN)),
+        None => default_threads(),
     }
+}
+
+/// The threads of a call without the argument: the setting of the process, else 1 in a worker of a torch `DataLoader`, where
+/// torch uses one thread too, else the cores.
+pub(crate) fn default_threads() -> PyResult<Threads> {
+    if !is_num_threads_set() && Python::attach(is_loader_worker) {
+        return Ok(NonZero::<usize>::MIN);
+    }
+    Ok(NonZero::new(num_threads().into_py()?).unwrap_or(NonZero::<usize>::MIN))
+}
+
+/// Whether this process is a worker of a torch `DataLoader`; torch is not imported for it.
+fn is_loader_worker(py: Python<'_>) -> bool {
+    let info = || -> PyResult<bool> {
+        let modules = py.import("sys")?.getattr("modules")?;
+        let data = modules.call_method1("get", ("torch.utils.data",))?;
+        Ok(!data.is_none() && !data.call_method0("get_worker_info")?.is_none())
+    };
+    // An error: torch is being imported.
+    info().unwrap_or(false)
 }
 
 /// The metric of this name and exponent.

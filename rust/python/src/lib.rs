@@ -40,7 +40,19 @@ fn set_num_threads(num_threads: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
 /// The default number of threads of a search.
 #[pyfunction]
 fn get_num_threads() -> PyResult<usize> {
-    exactknn_core::num_threads().into_py()
+    args::default_threads().map(NonZero::get)
+}
+
+/// Set the default floating-point environment of this thread and return its state before, for `restore_float_env`.
+#[pyfunction]
+fn replace_float_env() -> u32 {
+    exactknn_core::float_env::replace()
+}
+
+/// Set the state that `replace_float_env` returned.
+#[pyfunction]
+fn restore_float_env(state: u32) {
+    exactknn_core::float_env::restore(state);
 }
 
 /// The SIMD level of new searches.
@@ -122,6 +134,8 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(pairwise::pairwise, module)?)?;
     module.add_function(wrap_pyfunction!(set_num_threads, module)?)?;
     module.add_function(wrap_pyfunction!(get_num_threads, module)?)?;
+    module.add_function(wrap_pyfunction!(replace_float_env, module)?)?;
+    module.add_function(wrap_pyfunction!(restore_float_env, module)?)?;
     module.add_function(wrap_pyfunction!(simd_level, module)?)?;
     module.add_function(wrap_pyfunction!(available_simd_levels, module)?)?;
     module.add_function(wrap_pyfunction!(set_simd_level, module)?)?;

@@ -7,6 +7,10 @@
 #[cfg(target_arch = "x86_64")]
 const DEFAULT: u32 = 0x1f80;
 
+/// The bits that may be written; any other raises a fault.
+#[cfg(target_arch = "x86_64")]
+const WRITABLE: u32 = 0xffff;
+
 #[cfg(target_arch = "x86_64")]
 fn read() -> u32 {
     let mut state = 0u32;
@@ -17,9 +21,29 @@ fn read() -> u32 {
 
 #[cfg(target_arch = "x86_64")]
 fn write(state: u32) {
-    // SAFETY: the instruction reads four bytes from `state`. The value is a constant without reserved bits, or one that was
-    // read from the register.
+    // SAFETY: the instruction reads four bytes from `state`. The value is a constant without reserved bits, one that was read
+    // from the register, or masked by `WRITABLE`.
     unsafe { std::arch::asm!("ldmxcsr [{}]", in(reg) &raw const state, options(nostack, preserves_flags)) };
+}
+
+/// Set the default environment for this thread and return the state before, for [`restore`]; 0 where it is not changed.
+pub fn replace() -> u32 {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let state = read();
+        write(DEFAULT);
+        state
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    0
+}
+
+/// Set the state that [`replace`] returned.
+pub fn restore(state: u32) {
+    #[cfg(target_arch = "x86_64")]
+    write(state & WRITABLE);
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = state;
 }
 
 /// Set the default environment for this thread.

@@ -6,4 +6,4 @@ mod monitor;
 pub(crate) mod pool;
 
 pub use monitor::{Monitor, Report};
-pub use pool::{PoolHandle, THREADS_VARIABLE, num_threads, set_num_threads};
+pub use pool::{PoolHandle, THREADS_VARIABLE, is_num_threads_set, num_threads, set_num_threads};

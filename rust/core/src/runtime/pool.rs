@@ -59,6 +59,11 @@ pub fn num_threads() -> Result<usize> {
     }
 }
 
+/// Whether the default number of threads was set, by [`set_num_threads`] or the environment variable.
+pub fn is_num_threads_set() -> bool {
+    CHOSEN.load(Ordering::Relaxed) != 0 || std::env::var(THREADS_VARIABLE).is_ok_and(|text| !text.is_empty())
+}
+
 /// Set the number of threads of later searches; `None` resets to the default.
 pub fn set_num_threads(threads: Option<NonZero<usize>>) {
     CHOSEN.store(threads.map_or(0, NonZero::get), Ordering::Relaxed);
