@@ -18,6 +18,7 @@ import numpy.typing as npt
 from exactknn._arrays.blocks import blocks, rows_in
 from exactknn._arrays.matrix import as_array, as_values
 from exactknn._arrays.scalars import as_flag, as_real
+from exactknn._environment import undisturbed
 
 # Ids sorted at a time.
 _BLOCK = 1 << 22
@@ -53,6 +54,7 @@ def recall(
     tolerance: float = ...,
     per_query: bool,
 ) -> float | npt.NDArray[np.float64]: ...
+@undisturbed
 def recall(
     found_ids: Any,
     true_ids: Any,

@@ -46,9 +46,7 @@ def test_a_file_that_is_written_in_place_is_refused(tmp_path, use, count):
     index = Index.load(path)
     index.search(QUERY, 3)
     shutil.copyfile(tmp_path / "other", path)
-    wanted = (
-        rf"{path}.* \d+ bytes that were there when the index was loaded, found \d+ bytes .* written .* since"
-    )
+    wanted = rf"{path}.* \d+ bytes that were there when the index was loaded, found \d+ bytes .* written .* since"
     with pytest.raises(ValueError, match=wanted):
         USES[use](index, tmp_path)
     assert not (tmp_path / "copy").exists()

@@ -109,7 +109,8 @@ def rounded(matrix: Matrix, dtype_name: str, name: str) -> Matrix:
         return matrix
     if dtype_name in HELD_BY[matrix.dtype_name]:
         return Matrix(converted(matrix, dtype_name), False)
-    source = converted(matrix, "float32") if matrix.bfloat16 else matrix.array
+    is_half = matrix.dtype_name in ("float16", "bfloat16")  # float32 represents both exactly
+    source = converted(matrix, "float32") if is_half else matrix.array
     to_type, storage = _ROUNDING[dtype_name]
     result = np.empty(source.shape, storage)
     for start, stop in blocks(len(result), rows_in(_ROUNDED_ELEMENTS, source.shape[1])):

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from exactknn._environment import undisturbed
+
 #: Metrics of `exactknn.knn`, `exactknn.radius` and the command line.
 METRICS = ("sqeuclidean", "euclidean", "cosine", "inner_product", "cityblock", "chebyshev", "minkowski")
 
@@ -66,6 +68,7 @@ def as_bytes(value: Any, name: str) -> int:
     return count
 
 
+@undisturbed
 def as_exponent(value: Any, name: str) -> float:
     """Return ``value`` as a ``float`` above 0, infinity included.
 

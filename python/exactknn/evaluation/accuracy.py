@@ -26,6 +26,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from exactknn._environment import undisturbed
 from exactknn._retrieval.hits import Hits
 from exactknn._retrieval.metrics import BUILT_IN, class_means, mean_of
 from exactknn._retrieval.names import NUMBERED_NAMES, is_name, metric_named, vote_named
@@ -398,6 +399,7 @@ class AccuracyCalculator:
 
     # --- one evaluation ----------------------------------------------------------------------------------------------
 
+    @undisturbed
     def get_accuracy(
         self,
         query: Any,

@@ -28,6 +28,7 @@ from exactknn._arrays.blocks import BLOCK_ELEMENTS, blocks, rows_in
 from exactknn._arrays.matrix import as_matrix
 from exactknn._arrays.scalars import as_count, as_flag, as_optional_count
 from exactknn._arrays.sizes import check_sizes
+from exactknn._environment import undisturbed
 from exactknn._references import References
 from exactknn.distances import LpDistance
 from exactknn.distances.base import result_dtype
@@ -86,6 +87,7 @@ class CustomKNN:
         self.batch_size = as_optional_count(batch_size, "batch_size")
         self.backend = backend
 
+    @undisturbed
     def __call__(self, query: Tensor, k: int, reference: Tensor, ref_includes_query: bool = False) -> Neighbours:
         """Return the ``k`` nearest reference rows of each query row.
 
@@ -189,6 +191,7 @@ class RustKNN:
         """Whether calls use a stored index, instead of only their own reference."""
         return not (self.reset_before and self.reset_after)
 
+    @undisturbed
     def __call__(self, query: Tensor, k: int, reference: Any = None, ref_includes_query: bool = False) -> Neighbours:
         """Return the ``k`` nearest reference rows of each query row.
 

@@ -28,6 +28,7 @@ from torch import Tensor
 from exactknn import _core
 from exactknn._arrays.blocks import blocks, rows_in
 from exactknn._arrays.scalars import as_real
+from exactknn._environment import undisturbed
 from exactknn._references import References
 from exactknn.distances.base import autocast_off, result_dtype
 from exactknn.evaluation._checks import check_distance, check_embeddings, check_finite
@@ -84,11 +85,13 @@ class MatchFinder:
         [True, False]
     """
 
+    @undisturbed
     def __init__(self, distance: Any, threshold: float | None = None) -> None:
         check_distance(distance)
         self.distance = distance
         self.threshold = None if threshold is None else _as_threshold(threshold)
 
+    @undisturbed
     def get_match_matrix(
         self, query_emb: Tensor, ref_emb: Tensor | None = None, threshold: float | None = None
     ) -> Tensor:
@@ -129,6 +132,7 @@ class MatchFinder:
         self._each_block_of_matches(query, reference, number, take)
         return matrix
 
+    @undisturbed
     def get_match_indices(
         self, query_emb: Tensor, ref_emb: Tensor | None = None, threshold: float | None = None
     ) -> Tensor:
@@ -167,6 +171,7 @@ class MatchFinder:
         self._each_block_of_matches(query, reference, number, take)
         return torch.cat(found)
 
+    @undisturbed
     def is_match(self, x: Tensor, y: Tensor, threshold: float | None = None) -> Tensor:
         """Return which pairs of rows at equal positions match, without the matrix.
 
@@ -186,6 +191,7 @@ class MatchFinder:
         number = self._threshold(threshold)
         return _keeps_to(self.pairwise(x, y), number, bool(self.distance.is_inverted))
 
+    @undisturbed
     def pairwise(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the values of pairs of rows at equal positions, which all methods compare with the threshold.
 
@@ -221,6 +227,7 @@ class MatchFinder:
             raise ValueError(f"distance.pairwise must return a tensor of shape {(len(x),)}, got {given}")
         return values.detach()
 
+    @undisturbed
     def get_matching_pairs(
         self,
         query_emb: Tensor,

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from exactknn._arrays.blocks import small_blocks
 from exactknn._arrays.scalars import as_count, as_optional_count, as_real
+from exactknn._environment import undisturbed
 from exactknn._retrieval.votes import Vote, vote_blocks
 from exactknn.evaluation._relevance import Classes
 
@@ -108,6 +109,7 @@ def _checked_neighbors(neighbors: Any) -> int | None:
         raise ValueError(f"neighbors must be an integer of at least 1 or None, got {neighbors!r}") from None
 
 
+@undisturbed
 def precision_at_k(inputs: RetrievalInputs, k: int) -> Tensor:
     """Return the share of relevant references among the first ``k`` neighbours of each query.
 
@@ -200,6 +202,7 @@ def _given(inputs: RetrievalInputs, name: str) -> Tensor:
 class _VoteIsRight:
     vote: Vote
 
+    @undisturbed
     def __call__(self, inputs: RetrievalInputs) -> Tensor:
         labels, relevance = _given(inputs, "knn_labels"), _given(inputs, "relevance")
         n, k = relevance.shape
@@ -219,6 +222,7 @@ class _VoteIsRight:
 class _Ndcg:
     relevance_fn: Callable[[Tensor, Tensor], Tensor]
 
+    @undisturbed
     def __call__(self, inputs: RetrievalInputs) -> Tensor:
         query, neighbours = _given(inputs, "query_labels"), _given(inputs, "knn_labels")
         reference = inputs.reference_labels

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from exactknn._arrays.matrix import check_listed
 from exactknn._arrays.scalars import as_flag, as_real
+from exactknn._environment import undisturbed
 
 # The bits of infinity in each type of scores. Finite values have smaller magnitudes, NaNs larger ones.
 _INFINITY_BITS = {
@@ -69,6 +70,7 @@ class ThresholdCurve(NamedTuple):
 Metric: TypeAlias = Callable[[MatchCounts], Tensor]
 
 
+@undisturbed
 def select_threshold(scores: Any, labels: Any, metric: Metric, *, is_inverted: bool) -> ThresholdSelection:
     """Return the threshold that maximises a metric.
 
@@ -102,6 +104,7 @@ def select_threshold(scores: Any, labels: Any, metric: Metric, *, is_inverted: b
     return ThresholdSelection(float(thresholds[best]), float(values[best]))
 
 
+@undisturbed
 def threshold_curve(scores: Any, labels: Any, *, is_inverted: bool) -> ThresholdCurve:
     """Return the decision counts at every distinct threshold.
 
@@ -152,6 +155,7 @@ def threshold_curve(scores: Any, labels: Any, *, is_inverted: bool) -> Threshold
     return ThresholdCurve(torch.from_numpy(thresholds), MatchCounts(*map(torch.from_numpy, fields)))
 
 
+@undisturbed
 def equal_error_rate(scores: Any, labels: Any, *, is_inverted: bool) -> float:
     """Return the rate where false matches, ``fp / (fp + tn)``, and false non-matches, ``fn / (fn + tp)``, are equal.
 
@@ -190,6 +194,7 @@ def rate_where_equal(counts: MatchCounts) -> float:
     return crossing / (non_matches * (above - below))
 
 
+@undisturbed
 def match_accuracy(counts: MatchCounts) -> Tensor:
     """Return ``(tp + tn) / (tp + fp + tn + fn)``, the share of correct decisions.
 
@@ -207,6 +212,7 @@ def match_accuracy(counts: MatchCounts) -> Tensor:
     return (tp + tn) / (tp + fp + tn + fn)
 
 
+@undisturbed
 def match_balanced_accuracy(counts: MatchCounts) -> Tensor:
     """Return ``(tp / (tp + fn) + tn / (tn + fp)) / 2``, the mean accuracy of matches and of non-matches.
 
@@ -220,6 +226,7 @@ def match_balanced_accuracy(counts: MatchCounts) -> Tensor:
     return (tp / (tp + fn) + tn / (tn + fp)) / 2
 
 
+@undisturbed
 def match_f1(counts: MatchCounts) -> Tensor:
     """``2 tp / (2 tp + fp + fn)``, the harmonic mean of precision and recall.
 
@@ -233,6 +240,7 @@ def match_f1(counts: MatchCounts) -> Tensor:
     return 2 * tp / (2 * tp + fp + fn)
 
 
+@undisturbed
 def match_recall_at_fmr(rate: float) -> Metric:
     """Return the metric recall at a maximum false-match rate.
 
@@ -260,6 +268,7 @@ def match_recall_at_fmr(rate: float) -> Metric:
     return functools.partial(_recall_at_fmr, rate=rate)
 
 
+@undisturbed
 def _recall_at_fmr(counts: MatchCounts, *, rate: float) -> Tensor:
     tp, fp, tn, fn = _float64_fields(counts)
     return torch.where(fp / (fp + tn) <= rate, tp / (tp + fn), torch.nan)
