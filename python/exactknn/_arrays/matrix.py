@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from exactknn._arrays.blocks import small_blocks
 from exactknn._arrays.dtypes import DTYPES, Matrix, common_dtype, converted
+from exactknn._arrays.tensors import oddity, resolved
 
 # DLPack's device types for memory that the CPU can read: plain, and pinned for CUDA or ROCm.
 _DLPACK_CPU_DEVICES = (1, 3, 11)
@@ -89,18 +90,18 @@ def as_array(values: Any, name: str) -> npt.NDArray[Any]:
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(values, torch.Tensor):
+        odd = oddity(values)
+        if odd is not None:
+            raise TypeError(f"{name} must be a dense tensor, got {odd}")
         if values.device.type != "cpu":
             raise ValueError(f"{name} must be in CPU memory, got a tensor on {values.device}: copy it with .cpu()")
         try:
-            values = values.detach().numpy()
+            values = resolved(values, name).numpy()
         except TypeError as error:
             raise TypeError(f"{name} must be a dense tensor of a type that NumPy has, got {values.dtype}") from error
     if isinstance(values, np.ma.MaskedArray):
         raise TypeError(f"{name} must not be a masked array")
-    try:
-        return np.asarray(values)
-    except ValueError as error:
-        raise ValueError(f"{name} must have rows of equal length: {error}") from error
+    return array_of(values, name, "have rows of equal length")
 
 
 def as_pair(query: Any, reference: Any = None) -> Pair:
@@ -200,27 +201,27 @@ def _bits_of_bfloat16(array: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], bool]:
 
 
 def _from_tensor(torch: Any, tensor: Any, name: str) -> tuple[npt.NDArray[Any], bool]:
+    odd = oddity(tensor)
+    if odd is not None:
+        raise TypeError(f"{name} must be a dense tensor, got {odd}")
     if tensor.device.type != "cpu":
         raise ValueError(
             f"{name} must be in CPU memory, got a tensor on {tensor.device}: "
             "copy it with .cpu(), or search on its device with exactknn.evaluation.CustomKNN"
         )
-    if tensor.layout != torch.strided:
-        raise TypeError(f"{name} must be a dense tensor, got layout {tensor.layout}")
     if tensor.dtype not in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
         raise TypeError(f"{name} must hold {DTYPES} values, got {tensor.dtype}")
-    plain = tensor.detach().resolve_neg()
+    plain = resolved(tensor, name)
     if plain.dtype == torch.bfloat16:
         return plain.view(torch.int16).numpy().view(np.uint16), True
     return plain.numpy(), False
 
 
 def _from_sequence(values: Any, name: str) -> tuple[npt.NDArray[Any], bool]:
-    try:
-        array = np.asarray(values)
-    except ValueError as error:
-        raise ValueError(f"{name} must be 2-D (rows, dimensions) with rows of equal length: {error}") from error
-    check_listed(values, array, name)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(values, (list, tuple)) and values and isinstance(values[0], torch.Tensor):
+        return _from_vectors(torch, values, name)
+    array = array_of(values, name, "be 2-D (rows, dimensions) with rows of equal length")
     if array.ndim == 0:
         raise TypeError(f"{name} must be an array, a tensor or nested lists, got {type(values).__name__}")
     if isinstance(values, (list, tuple)) and array.dtype.kind in "iu":
@@ -228,3 +229,32 @@ def _from_sequence(values: Any, name: str) -> tuple[npt.NDArray[Any], bool]:
         whole_dtype(array, name)
         array = array.astype(np.float64)
     return _bits_of_bfloat16(array)
+
+
+def _from_vectors(torch: Any, values: Any, name: str) -> tuple[npt.NDArray[Any], bool]:
+    """Return the rows of a list of tensors, of one type."""
+    rows = []
+    for row, vector in enumerate(values):
+        if not isinstance(vector, torch.Tensor) or vector.dtype != values[0].dtype:
+            given = vector.dtype if isinstance(vector, torch.Tensor) else type(vector).__name__
+            raise TypeError(f"{name} must hold tensors of {values[0].dtype} like the first, got {given} in row {row}")
+        rows.append(_from_tensor(torch, vector, f"row {row} of {name}"))
+    for row, (numbers, _) in enumerate(rows):
+        if numbers.ndim != 1 or numbers.shape != rows[0][0].shape:
+            raise ValueError(
+                f"{name} must be 2-D (rows, dimensions) with rows of equal length, "
+                f"got shape {numbers.shape} in row {row}"
+            )
+    return np.stack([numbers for numbers, _ in rows]), rows[0][1]
+
+
+def array_of(values: Any, name: str, wanted: str) -> npt.NDArray[Any]:
+    """Return nested lists as an array."""
+    try:
+        array: npt.NDArray[Any] = np.asarray(values)
+    except ValueError as error:
+        raise ValueError(f"{name} must {wanted}: {error}") from error
+    except (RuntimeError, TypeError) as error:  # such as a list of lists of tensors that require grad
+        raise TypeError(f"{name} must be an array, a tensor or nested lists of numbers: {error}") from error
+    check_listed(values, array, name)
+    return array

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from exactknn._arrays.matrix import as_array
+
 Ints = npt.NDArray[np.int64]
 
 
@@ -51,7 +53,7 @@ def as_row_lists(values: Any, name: str, queries: int, rows: int) -> tuple[Ints,
 
 def _integers(values: Any, name: str) -> Ints:
     """Return one list of integers."""
-    array = np.asarray(values)
+    array = as_array(values, name)
     if array.size == 0 and array.dtype == np.float64 and not hasattr(values, "dtype"):
         return np.empty(0, np.int64)  # an empty Python list
     if array.dtype.kind not in "iu":

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from exactknn._arrays.tensors import oddity
+
 _HALF_DTYPES = (torch.float16, torch.bfloat16)
 _DTYPES = (torch.float32, torch.float64, *_HALF_DTYPES)
 
@@ -35,6 +37,25 @@ def check_floating(embeddings: Tensor, name: str) -> None:
     """Raise ``ValueError`` unless the embeddings are of a floating type that distances accept."""
     if embeddings.dtype not in _DTYPES:
         raise ValueError(f"{name} must hold float32, float64, float16 or bfloat16 values, got {embeddings.dtype}")
+
+
+def check_dense(value: object, name: str) -> None:
+    """Raise unless this is a dense tensor; those without numbers, such as meta tensors, are accepted.
+
+    Raises:
+        TypeError: it is not a tensor.
+        ValueError: it is sparse, nested or quantised.
+    """
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
+    # Tested here, so that torch.compile can trace it.
+    if value.is_nested or value.layout != torch.strided or value.is_quantized:
+        raise ValueError(f"{name} must be a dense tensor, got {oddity(value)}")
+
+
+def is_default_check(check_shapes: object) -> bool:
+    """Return whether this is the `check_shapes` of a base class, here or in pytorch-metric-learning."""
+    return getattr(check_shapes, "__qualname__", "") == "BaseDistance.check_shapes"
 
 
 class BaseDistance(torch.nn.Module):
@@ -85,6 +106,7 @@ class BaseDistance(torch.nn.Module):
             ValueError: the embeddings have a wrong shape or type, or a subclass returns a wrong shape.
         """
         self.reset_stats()
+        _check_sides(query_emb, ref_emb, ("query_emb", "ref_emb"))
         self.check_shapes(query_emb, ref_emb)
         query, ref, dtype = _prepared(query_emb, ref_emb, "query_emb", "ref_emb")
         query_normalized = self.maybe_normalize(query)
@@ -112,7 +134,11 @@ class BaseDistance(torch.nn.Module):
         Raises:
             ValueError: a shape or type is wrong, or the numbers of rows differ.
         """
-        self.check_shapes(x, y)
+        _check_sides(x, y, ("x", "y"))
+        if is_default_check(self.check_shapes):
+            _check_shapes(x, y, ("x", "y"))
+        else:
+            self.check_shapes(x, y)
         if len(x) != len(y):
             raise ValueError(f"x and y must have the same number of rows, got {len(x)} and {len(y)}")
         left, right, dtype = _prepared(x, y, "x", "y")
@@ -131,13 +157,7 @@ class BaseDistance(torch.nn.Module):
 
     def check_shapes(self, query_emb: Tensor, ref_emb: Tensor | None) -> None:
         """Hook: raise ``ValueError`` for embeddings that are not 2-D or of different dimension."""
-        if query_emb.ndim != 2 or (ref_emb is not None and ref_emb.ndim != 2):
-            shapes = [tuple(query_emb.shape)] + ([] if ref_emb is None else [tuple(ref_emb.shape)])
-            raise ValueError("embeddings must be 2-D (rows, dimensions), got shape " + " and ".join(map(str, shapes)))
-        if ref_emb is not None and query_emb.shape[1] != ref_emb.shape[1]:
-            raise ValueError(
-                f"embeddings must have the same dimension, got {query_emb.shape[1]} and {ref_emb.shape[1]}"
-            )
+        _check_shapes(query_emb, ref_emb, ("query_emb", "ref_emb"))
 
     def smallest_dist(self, *args: Any, **kwargs: Any) -> Any:
         """Return ``torch.min``, or ``torch.max`` for similarities: the value of the nearest."""
@@ -207,3 +227,20 @@ def _prepared(
     compute_dtype = torch.float32 if dtype in _HALF_DTYPES else dtype
     query = left.to(compute_dtype).contiguous()
     return query, query if right is None else right.to(compute_dtype).contiguous(), dtype
+
+
+def _check_shapes(left: Tensor, right: Tensor | None, names: tuple[str, str]) -> None:
+    for value, name in zip((left, right), names, strict=True):
+        if value is not None and value.ndim != 2:
+            raise ValueError(f"{name} must be 2-D (rows, dimensions), got shape {tuple(value.shape)}")
+    if right is not None and left.shape[1] != right.shape[1]:
+        both = " and ".join(names)
+        raise ValueError(f"{both} must have the same dimension, got {left.shape[1]} and {right.shape[1]}")
+
+
+def _check_sides(left: Tensor, right: Tensor | None, names: tuple[str, str]) -> None:
+    for value, name in zip((left, right), names, strict=True):
+        if value is not None:
+            check_dense(value, name)
+    if right is not None and left.device != right.device:
+        raise ValueError(f"{names[0]} and {names[1]} must be on one device, got {left.device} and {right.device}")

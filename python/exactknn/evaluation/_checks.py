@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 
 from exactknn._arrays.blocks import rows_in, small_blocks
-from exactknn._arrays.matrix import check_listed, whole_dtype
+from exactknn._arrays.matrix import array_of, whole_dtype
 from exactknn._arrays.scalars import as_count
 from exactknn._arrays.sizes import check_sizes
+from exactknn._arrays.tensors import oddity, resolved
 from exactknn._retrieval.types import Bools, Floats
+from exactknn.distances.base import is_default_check
 from exactknn.evaluation._dispatch import Names, same_memory
 
 OWN_INCLUDED = "ref_includes_query is set"
@@ -46,18 +48,17 @@ def checked_k(k: Any) -> int | str | None:
 def as_tensor(values: Any, name: str) -> Tensor:
     """Return real numbers as a dense tensor, zero-copy if possible."""
     if isinstance(values, Tensor):
-        if values.layout != torch.strided:
-            raise TypeError(f"{name} must be a dense tensor, got layout {values.layout}")
+        odd = oddity(values)
+        if odd is not None:
+            raise TypeError(f"{name} must be a dense tensor, got {odd}")
         if values.is_complex():
             raise TypeError(f"{name} must hold real numbers, got {values.dtype}")
-        return values.detach().resolve_neg()
+        check_not_meta(values, name)
+        tensor: Tensor = resolved(values, name).detach()
+        return tensor
     if isinstance(values, np.ma.MaskedArray):
         raise TypeError(f"{name} must not be a masked array: masked entries have no value")
-    try:
-        array = np.asarray(values)
-    except ValueError as error:
-        raise ValueError(f"{name} must have rows of equal length: {error}") from error
-    check_listed(values, array, name)
+    array = array_of(values, name, "have rows of equal length")
     if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
         if array.dtype.kind == "V" and array.dtype.name == "bfloat16":
             return torch.from_numpy(np.array(array).view(np.int16)).view(torch.bfloat16)
@@ -112,6 +113,8 @@ def check_inputs(
             raise ValueError(f"{name} must be 2-D (rows, dimensions), got shape {tuple(rows.shape)}")
         if labels.ndim not in (1, 2):
             raise ValueError(f"{name}_labels must be 1-D, or 2-D with several columns, got shape {tuple(labels.shape)}")
+        if labels.ndim == 2 and labels.shape[1] == 0:
+            raise ValueError(f"{name}_labels must have at least one column, got shape {tuple(labels.shape)}")
         if len(rows) != len(labels):
             raise ValueError(f"{name} and {name}_labels must have the same length, got {len(rows)} and {len(labels)}")
         check_finite(rows, name)
@@ -195,8 +198,15 @@ def checked_values(name: str, values: Any, n: int) -> Floats:
     return wide
 
 
+def check_not_meta(tensor: Tensor, name: str) -> None:
+    """Raise ``ValueError`` for a tensor on the device meta."""
+    if tensor.is_meta:
+        raise ValueError(f"{name} must hold numbers, got a tensor on meta, which has none")
+
+
 def check_finite(embeddings: Tensor, name: str) -> None:
     """Raise ``ValueError`` for a NaN or infinity, naming the first such row."""
+    check_not_meta(embeddings, name)
     if not embeddings.is_floating_point() or embeddings.ndim == 0 or embeddings.numel() == 0:
         return
     rows = embeddings.detach().reshape(len(embeddings), -1)
@@ -237,16 +247,16 @@ def check_embeddings(distance: Any, query: Any, reference: Any, names: Names, *,
     for value, name in zip((query, reference), names, strict=True):
         if not isinstance(value, Tensor):
             raise TypeError(f"{name} must be a torch tensor, got {type(value).__name__}; arrays go to {arrays_go_to}")
-        if value.layout != torch.strided:
-            raise ValueError(f"{name} must be a dense tensor, got layout {value.layout}")
+        odd = oddity(value)
+        if odd is not None:
+            raise ValueError(f"{name} must be a dense tensor, got {odd}")
     both = " and ".join(names)
     if query.device != reference.device:
         raise ValueError(f"{both} must be on one device, got {query.device} and {reference.device}")
     own_check = getattr(distance, "check_shapes", None)
-    if own_check is not None:
+    if own_check is not None and not is_default_check(own_check):
         own_check(query, reference)
-        if getattr(own_check, "__qualname__", "") != "BaseDistance.check_shapes":
-            return  # an override may accept other shapes
+        return  # an override may accept other shapes
     for embeddings, name in zip((query, reference), names, strict=True):
         if embeddings.ndim != 2:
             raise ValueError(f"{name} must be 2-D (rows, dimensions), got shape {tuple(embeddings.shape)}")

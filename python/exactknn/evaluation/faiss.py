@@ -28,6 +28,7 @@ from torch import Tensor
 from exactknn._arrays.matrix import as_matrix
 from exactknn._arrays.scalars import as_count
 from exactknn._arrays.sizes import check_sizes
+from exactknn._arrays.tensors import oddity, resolved
 from exactknn.distances.base import check_floating
 from exactknn.evaluation._checks import OWN_INCLUDED, check_finite
 from exactknn.evaluation._torch_blocks import Neighbours, without_self
@@ -321,15 +322,16 @@ def _float32(values: Any, name: str) -> tuple[Tensor, bool]:
             values = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
         else:
             values = torch.from_numpy(array)
-    if values.layout != torch.strided:
-        raise ValueError(f"{name} must be a dense tensor, got layout {values.layout}")
+    odd = oddity(values)
+    if odd is not None:
+        raise ValueError(f"{name} must be a dense tensor, got {odd}")
     if values.ndim != 2:
         raise ValueError(f"{name} must be 2-D (rows, dimensions), got shape {tuple(values.shape)}")
     if values.shape[1] == 0:
         raise ValueError(f"{name} must have at least one column, got 0")
     check_floating(values, name)
     check_finite(values, name)
-    rows = values.detach().float().resolve_neg().contiguous()
+    rows = resolved(values, name).float().contiguous()
     narrowed = values.dtype == torch.float64
     if narrowed:
         check_finite(rows, f"{name} rounded to float32")

@@ -24,8 +24,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from exactknn._arrays.matrix import check_listed
+from exactknn._arrays.matrix import array_of
 from exactknn._arrays.scalars import as_flag, as_real
+from exactknn._arrays.tensors import oddity, resolved
 from exactknn._environment import undisturbed
 
 # The bits of infinity in each type of scores. Finite values have smaller magnitudes, NaNs larger ones.
@@ -336,19 +337,16 @@ def _as_vector(values: Any, name: str, dtypes: tuple[str, ...]) -> tuple[npt.NDA
     """Return a 1-D array in CPU memory and the name of its type, one of ``dtypes``; bfloat16 as its bits."""
     if isinstance(values, Tensor):
         dtype = str(values.dtype).removeprefix("torch.")
-        if values.layout != torch.strided:
-            raise ValueError(f"{name} must be a dense tensor, got layout {values.layout}")
+        odd = oddity(values)
+        if odd is not None:
+            raise ValueError(f"{name} must be a dense tensor, got {odd}")
     elif isinstance(values, np.ma.MaskedArray):
         raise ValueError(f"{name} must not be a masked array")
     else:
         try:
-            given, values = values, np.asarray(values)
-        except ValueError as error:
-            raise ValueError(f"{name} must be 1-D: {error}") from error
-        try:
-            check_listed(given, values, name)
+            values = array_of(values, name, "be 1-D")
         except TypeError as error:
-            raise ValueError(str(error)) from None
+            raise ValueError(str(error)) from error
         dtype = values.dtype.name
     if values.ndim != 1:
         raise ValueError(f"{name} must be 1-D, got shape {tuple(values.shape)}")
@@ -357,7 +355,7 @@ def _as_vector(values: Any, name: str, dtypes: tuple[str, ...]) -> tuple[npt.NDA
     if dtype not in dtypes:
         raise ValueError(f"{name} must hold {' or '.join(dtypes)} values, got {dtype}")
     if isinstance(values, Tensor):
-        values = values.detach().cpu().resolve_neg()
+        values = resolved(values, name).cpu()
         values = (values.view(torch.int16) if dtype == "bfloat16" else values).numpy()
     elif dtype == "bfloat16":
         values = values.view(np.int16)

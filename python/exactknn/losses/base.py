@@ -16,7 +16,7 @@ from torch import Tensor
 
 from exactknn._arrays.scalars import as_real
 from exactknn.distances import LpDistance
-from exactknn.distances.base import check_floating, result_dtype
+from exactknn.distances.base import check_dense, check_floating, is_default_check, result_dtype
 from exactknn.reducers import MeanReducer
 from exactknn.types import LossDict
 
@@ -158,12 +158,12 @@ class BaseMetricLossFunction(torch.nn.Module):
 
     def _check(self, embeddings: Tensor, labels: Tensor | None) -> None:
         for name, value in (("embeddings", embeddings), ("labels", labels)):
-            if not isinstance(value, Tensor) and not (name == "labels" and value is None):
-                raise TypeError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
+            if not (name == "labels" and value is None):
+                check_dense(value, name)
         check_floating(embeddings, "embeddings")
         # A distance may accept other shapes.
         check_shapes = getattr(self.distance, "check_shapes", None)
-        if check_shapes is not None:
+        if check_shapes is not None and not is_default_check(check_shapes):
             check_shapes(embeddings, None)
         elif embeddings.ndim != 2:
             raise ValueError(f"embeddings must be 2-D (rows, dimensions), got shape {tuple(embeddings.shape)}")

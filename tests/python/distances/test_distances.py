@@ -91,10 +91,10 @@ def test_fixed_arguments():
 @pytest.mark.parametrize("kind", ALL)
 def test_shapes_and_types_are_checked(kind):
     distance = kind()
-    for call in (distance, distance.pairwise):
-        with pytest.raises(ValueError, match=r"2-D .* got shape \(4,\)"):
+    for call, left, right in ((distance, "query_emb", "ref_emb"), (distance.pairwise, "x", "y")):
+        with pytest.raises(ValueError, match=rf"{left} must be 2-D .* got shape \(4,\)"):
             call(torch.zeros(4), torch.zeros(1, 4))
-        with pytest.raises(ValueError, match=r"2-D .* \(1, 4\) and \(1, 1, 4\)"):
+        with pytest.raises(ValueError, match=rf"{right} must be 2-D .* got shape \(1, 1, 4\)"):
             call(torch.zeros(1, 4), torch.zeros(1, 1, 4))
         with pytest.raises(ValueError, match="same dimension, got 4 and 3"):
             call(torch.zeros(1, 4), torch.zeros(1, 3))
