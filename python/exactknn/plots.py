@@ -1,4 +1,4 @@
-"""Plots of thresholds, error rates and score distributions. Needs the extra ``plots`` (matplotlib).
+"""Plots of thresholds, error rates and score distributions. Needs the extra ``plots`` (matplotlib and torch).
 
     scores, labels
         -> evaluation.threshold_curve: every candidate threshold and its counts
@@ -19,7 +19,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
+
+try:
+    import torch
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise ModuleNotFoundError(
+        "exactknn.plots needs PyTorch, which is not installed: pip install 'exactknn[plots]'", name="torch"
+    ) from error
 
 from exactknn._arrays.scalars import as_count, as_flag, as_real
 from exactknn.evaluation.threshold import (

@@ -31,7 +31,20 @@ def test_the_torch_parts_load_neither_faiss_nor_sklearn(run_python, module):
     assert "pytorch_metric_learning" not in loaded
 
 
-@pytest.mark.parametrize("module", ["evaluation", "distances", "reducers", "losses"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "evaluation",
+        "distances",
+        "reducers",
+        "losses",
+        "plots",
+        "compat.accuracy_calculator",
+        "compat.distances",
+        "compat.losses",
+        "compat.reducers",
+    ],
+)
 def test_without_torch_the_error_names_the_extra(run_python, module):
     program = f"""
 import sys
@@ -46,7 +59,7 @@ except ModuleNotFoundError as error:
     first, second = run_python(program).splitlines()
     assert first == "[[1], [0]]"
     assert second.startswith("torch ")
-    assert "exactknn[torch]" in second
+    assert f"exactknn[{'plots' if module == 'plots' else 'torch'}]" in second
 
 
 ORDER = """
