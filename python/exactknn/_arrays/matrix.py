@@ -239,13 +239,13 @@ def _from_vectors(torch: Any, values: Any, name: str) -> tuple[npt.NDArray[Any],
             given = vector.dtype if isinstance(vector, torch.Tensor) else type(vector).__name__
             raise TypeError(f"{name} must hold tensors of {values[0].dtype} like the first, got {given} in row {row}")
         rows.append(_from_tensor(torch, vector, f"row {row} of {name}"))
-    for row, (numbers, _) in enumerate(rows):
-        if numbers.ndim != 1 or numbers.shape != rows[0][0].shape:
+    for row, (row_numbers, _) in enumerate(rows):
+        if row_numbers.ndim != 1 or row_numbers.shape != rows[0][0].shape:
             raise ValueError(
                 f"{name} must be 2-D (rows, dimensions) with rows of equal length, "
-                f"got shape {numbers.shape} in row {row}"
+                f"got shape {row_numbers.shape} in row {row}"
             )
-    return np.stack([numbers for numbers, _ in rows]), rows[0][1]
+    return np.stack([part for part, _ in rows]), rows[0][1]
 
 
 def array_of(values: Any, name: str, wanted: str) -> npt.NDArray[Any]:
