@@ -39,6 +39,31 @@ def check_floating(embeddings: Tensor, name: str) -> None:
         raise ValueError(f"{name} must hold float32, float64, float16 or bfloat16 values, got {embeddings.dtype}")
 
 
+def loop_over_batch(function: Any, info: Any, in_dims: tuple[Any, ...], arguments: tuple[Any, ...]) -> tuple[Any, Any]:
+    """Return the result of ``function`` for each item of a ``torch.vmap`` axis, stacked, and its axis.
+
+    The functions choose by value how they compute, so that items cannot share one computation.
+
+    Args:
+        function: returns a tensor or a tuple of tensors.
+        info: has ``batch_size``.
+        in_dims: for each argument its axis, or ``None``.
+        arguments: of the function.
+    """
+    results = [
+        function(
+            *(
+                value if axis is None else value.select(axis, item)
+                for value, axis in zip(arguments, in_dims, strict=True)
+            )
+        )
+        for item in range(info.batch_size)
+    ]
+    if isinstance(results[0], Tensor):
+        return torch.stack(results), 0
+    return tuple(map(torch.stack, zip(*results, strict=True))), (0,) * len(results[0])
+
+
 def check_dense(value: object, name: str) -> None:
     """Raise unless this is a dense tensor; those without numbers, such as meta tensors, are accepted.
 

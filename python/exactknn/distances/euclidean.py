@@ -16,9 +16,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from exactknn.distances.base import loop_over_batch
 
 # Above this share of near pairs, one kernel of differences for all pairs is faster than selecting the near ones.
 _MANY = 0.2
@@ -110,6 +113,19 @@ def _(query: Tensor, ref: Tensor | None) -> Tensor:
 @euclidean_gradients.register_fake
 def _(grad: Tensor, query: Tensor, ref: Tensor | None, distances: Tensor) -> tuple[Tensor, Tensor]:
     return torch.empty_like(query), query.new_empty(0) if ref is None else torch.empty_like(ref)
+
+
+def _batched_distances(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
+    return loop_over_batch(euclidean_distances, info, in_dims, arguments)
+
+
+def _batched_gradients(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
+    return loop_over_batch(euclidean_gradients, info, in_dims, arguments)
+
+
+if hasattr(torch.library, "register_vmap"):  # torch 2.5
+    torch.library.register_vmap("exactknn::euclidean_distances", _batched_distances)
+    torch.library.register_vmap("exactknn::euclidean_gradients", _batched_gradients)
 
 
 def _pairs(near: Tensor, count: int, dimension: int) -> Iterator[tuple[Tensor, ...]]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from exactknn._arrays.blocks import blocks, rows_in
-from exactknn.distances.base import BaseDistance
+from exactknn.distances.base import BaseDistance, loop_over_batch
 from exactknn.distances.euclidean import euclidean_distances, euclidean_gradients
 
 # Minimum elements of a (rows, m, d) block of differences (16 MiB in float32), so that small problems run in one block.
@@ -77,6 +77,10 @@ class _Euclidean(torch.autograd.Function):
         return mat
 
     @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
+        return loop_over_batch(_Euclidean.apply, info, in_dims, arguments)
+
+    @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor | None], output: Tensor) -> None:
         ctx.save_for_backward(*inputs, output)
 
@@ -103,6 +107,10 @@ class _DistancesByDifference(torch.autograd.Function):
     @staticmethod
     def forward(query: Tensor, ref: Tensor, p: float) -> Tensor:
         return torch.cdist(query, ref, p=p, compute_mode="donot_use_mm_for_euclid_dist")
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
+        return loop_over_batch(_DistancesByDifference.apply, info, in_dims, arguments)
 
     @staticmethod
     def setup_context(ctx: FunctionCtx, inputs: tuple[Tensor, Tensor, float], output: Tensor) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from exactknn._arrays.scalars import as_real
-from exactknn.distances.base import autocast_off, result_dtype
+from exactknn.distances.base import autocast_off, loop_over_batch, result_dtype
 from exactknn.losses.base import BaseMetricLossFunction
 from exactknn.types import LossDict
 
@@ -110,8 +110,8 @@ class RankedListLoss(BaseMetricLossFunction):
             distances = distances.to(rows.dtype)
             same = labels.unsqueeze(1) == labels
             other = same.logical_not()
-            same.fill_diagonal_(False)
-            other.fill_diagonal_(False)  # a NaN label differs from itself
+            same.diagonal().fill_(False)
+            other.diagonal().fill_(False)  # a NaN label differs from itself
             positive, _ = _Average.apply(distances - (self.alpha - self.margin), same, self.pos_temperature)
             negative, _ = _Average.apply(self.alpha - distances, other, self.neg_temperature)
             losses = (1 - self.imbalance) * positive + self.imbalance * negative
@@ -142,6 +142,10 @@ class _Average(torch.autograd.Function):
         # temperature times the difference may overflow.
         slopes = values.sub_(deviation.unsqueeze(1)).mul_(weights).mul_(temperature).add_(weights)
         return heaviest + deviation, slopes
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
+        return loop_over_batch(_Average.apply, info, in_dims, arguments)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: tuple[Tensor, Tensor]) -> None:
