@@ -229,6 +229,22 @@ def _finite_rows(rows: Tensor) -> Bools:
     return finite
 
 
+def checked_pair_rows(pairs: Any, left_rows: int, right_rows: int) -> tuple[Tensor, Tensor]:
+    """Return the row numbers of both sides of ``pairs``, ``(n, 2)``, each a row of its side."""
+    numbers = as_tensor(pairs, "pairs")
+    if numbers.is_floating_point() or numbers.dtype == torch.bool:
+        raise TypeError(f"pairs must hold integers, got {numbers.dtype}")
+    if numbers.ndim != 2 or numbers.shape[1] != 2:
+        raise ValueError(f"pairs must have shape (n, 2), got {tuple(numbers.shape)}")
+    left, right = numbers.long().unbind(1)
+    for side, rows, name in ((left, left_rows, "x"), (right, right_rows, "y")):
+        wrong = (side < 0) | (side >= rows)
+        if bool(wrong.any()):
+            at = int(wrong.nonzero()[0])
+            raise ValueError(f"pairs must name rows of {name} from 0 to below {rows}, got {int(side[at])} in pair {at}")
+    return left, right
+
+
 def check_distance(distance: Any) -> None:
     """Raise ``TypeError`` unless the object can be used as a distance."""
     if not callable(distance):

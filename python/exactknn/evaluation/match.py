@@ -31,7 +31,7 @@ from exactknn._arrays.scalars import as_real
 from exactknn._environment import undisturbed
 from exactknn._references import References
 from exactknn.distances.base import autocast_off, result_dtype
-from exactknn.evaluation._checks import check_distance, check_embeddings, check_finite
+from exactknn.evaluation._checks import check_distance, check_embeddings, check_finite, checked_pair_rows
 from exactknn.evaluation._dispatch import NativeSupport, native_pair, native_support
 from exactknn.evaluation._torch_blocks import HALF_DTYPES, each_block, is_batched, prepare_for_torch
 
@@ -192,7 +192,7 @@ class MatchFinder:
         return _keeps_to(self.pairwise(x, y), number, bool(self.distance.is_inverted))
 
     @undisturbed
-    def pairwise(self, x: Tensor, y: Tensor) -> Tensor:
+    def pairwise(self, x: Tensor, y: Tensor, pairs: Tensor | None = None) -> Tensor:
         """Return the values of pairs of rows at equal positions, which all methods compare with the threshold.
 
         A threshold selected on these scores gives the same decisions in ``is_match``.
@@ -200,6 +200,8 @@ class MatchFinder:
         Args:
             x: ``(n, d)``, finite.
             y: ``(n, d)``, finite, on the same device.
+            pairs: ``(n, 2)`` integers: measure row ``pairs[i, 0]`` of ``x`` and row ``pairs[i, 1]`` of ``y``, which may
+                then have different numbers of rows. They are gathered in blocks: no copy of all pairs is made.
 
         Returns:
             ``(n,)`` distances or similarities in the dtype that ``CustomKNN`` returns, on the embeddings' device,
@@ -211,6 +213,15 @@ class MatchFinder:
                 or infinity.
         """
         check_embeddings(self.distance, x, y, _PAIRED_NAMES, arrays_go_to=_ELSEWHERE)
+        if pairs is not None:
+            check_finite(x, "x")
+            check_finite(y, "y")
+            left, right = checked_pair_rows(pairs, len(x), len(y))
+            parts = [
+                self.pairwise(x[left[start:stop]], y[right[start:stop]])
+                for start, stop in blocks(len(left), rows_in(_BLOCK_ELEMENTS, x.shape[-1]))
+            ]
+            return torch.cat(parts) if parts else self.pairwise(x[:0], y[:0])
         if len(x) != len(y):
             raise ValueError(f"x and y must have the same number of rows, got {len(x)} and {len(y)}")
         check_finite(x, "x")
