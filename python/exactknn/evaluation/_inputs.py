@@ -71,7 +71,7 @@ def _warn_of_own_rows() -> None:
     warnings.warn(
         "query and reference are the same embeddings, so each query finds itself first; "
         "leave out the reference, or pass ref_includes_query=True, to exclude each from its own neighbours",
-        stacklevel=4,
+        stacklevel=5,  # the caller of get_accuracy, which `undisturbed` wraps
     )
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from exactknn._arrays.matrix import EXACT_INTEGER
-from exactknn.evaluation._checks import as_labels
+from exactknn.evaluation._checks import as_labels, as_tensor
 from exactknn.evaluation._dispatch import Names
 
 Array = npt.NDArray[Any]
@@ -137,6 +137,10 @@ def _values_of(labels: Any, name: str) -> Any:
             array = np.asarray(labels, dtype=object)
     except ValueError as error:
         raise ValueError(f"{name} must have rows of equal length: {error}") from error
+    except TypeError:  # tensors of a type that NumPy lacks, or with gradients
+        return as_tensor(labels, name)
+    if array.ndim == 0:
+        raise ValueError(f"{name} must be 1-D or 2-D, got {_plain(array[()])!r}")
     if array.dtype != object or not array.size:
         return array if isinstance(labels, list) else labels
     elements = [_plain(element) for element in array.reshape(-1)]

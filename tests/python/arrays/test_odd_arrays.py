@@ -108,7 +108,7 @@ ODD = {
     "sparse": ROWS.to_sparse,
     "sparse rows": sparse_rows,
     "with gradients": lambda: ROWS.clone().requires_grad_(),
-    "np.matrix": lambda: np.asarray(ROWS).view(np.matrix),
+    "np.matrix": lambda: ROWS.clone().numpy().view(np.matrix),
     "masked": lambda: np.ma.masked_array(np.asarray(ROWS), mask=np.eye(4, 2, dtype=bool)),
     "objects": lambda: np.array([[1.0, None]] * 4, dtype=object),
     "1-D": lambda: ROWS[0],
