@@ -71,7 +71,7 @@ def knn(
         >>> distances.tolist(), indices.tolist()
         ([[1.0, 4.0]], [[1, 0]])
     """
-    p = _check_metric(metric, p)
+    p = check_metric(metric, p)
     count = None if k is None else as_count(k, "k", minimum=0)
     num_threads = as_optional_count(num_threads, "num_threads")
     exclude_self = _whether_to_exclude_self(exclude_self, reference)
@@ -202,7 +202,7 @@ def radius(
         >>> indptr.tolist(), indices.tolist(), distances.tolist()
         ([0, 3, 3], [2, 0, 1], [0.0, 1.0, 4.0])
     """
-    p = _check_metric(metric, p)
+    p = check_metric(metric, p)
     if r is None:
         raise TypeError("r must be a real number, got None: it has no default")
     bound = as_real(r, "r")
@@ -228,7 +228,7 @@ def radius(
     return (indptr, indices) if distances is None else (indptr, indices, distances)
 
 
-def _check_metric(metric: str, p: float | None) -> float | None:
+def check_metric(metric: str, p: float | None) -> float | None:
     if metric not in METRICS:
         raise ValueError(f"metric must be one of {', '.join(METRICS)}, got {metric!r}")
     if p is None:

@@ -161,10 +161,12 @@ def is_blocks(values: Any) -> bool:
     return hasattr(values, "__iter__") and not hasattr(values, "__getitem__")
 
 
-def first_row_not_finite(rows: npt.NDArray[Any]) -> int | None:
-    """Return the first row with a NaN or infinity, or None."""
+def first_row_not_finite(rows: npt.NDArray[Any], bfloat16: bool = False) -> int | None:
+    """Return the first row with a NaN or infinity, or None. ``bfloat16``: the rows hold bits of bfloat16 values."""
     for start, stop in small_blocks(*rows.shape):
-        bad = np.flatnonzero(~np.isfinite(rows[start:stop]).all(axis=1))
+        part = rows[start:stop]
+        finite = (part & 0x7F80) != 0x7F80 if bfloat16 else np.isfinite(part)
+        bad = np.flatnonzero(~finite.all(axis=1))
         if bad.size:
             return start + int(bad[0])
     return None
