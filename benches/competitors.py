@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 import exactknn
-from benches import workloads
+from benches import databases, workloads
 from benches.data import Rows, without_self
 from benches.remote import Process
 from benches.workloads import Workload
@@ -46,7 +46,11 @@ class Backend(NamedTuple):
 
 def missing() -> dict[str, str]:
     """The optional libraries that are not installed here, with their module."""
-    return {name: module for name, module in workloads.MODULES.items() if importlib.util.find_spec(module) is None}
+    return {
+        name: ", ".join(modules)
+        for name, modules in workloads.MODULES.items()
+        if any(importlib.util.find_spec(module) is None for module in modules)
+    }
 
 
 def backends(
@@ -101,6 +105,7 @@ def prepare(library: str, workload: Workload, threads: int) -> tuple[Search, str
         workloads.SKLEARN_INTEL: _sklearn_intel,
         workloads.SCANN: _scann,
         workloads.SVS: _svs,
+        **databases.SEARCHES,
     }
     return makers[library](workload, query, reference, threads), ""
 

@@ -345,6 +345,8 @@ def main(given: Sequence[str] | None = None) -> int:
     if absent:
         report.notes.append(f"not installed here: {absent}")
     began = time.perf_counter()
+    report.notes += [f"{workload.name} skipped: {workload.missing}" for workload in chosen if workload.missing]
+    chosen = [workload for workload in chosen if not workload.missing]
     try:
         for number, workload in enumerate(chosen, 1):
             print(f"[{number}/{len(chosen)}] {workload.name}", end=" ", file=sys.stderr, flush=True)

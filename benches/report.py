@@ -15,7 +15,11 @@ from benches.data import CLUSTERS, commit, cores, cpu, versions
 
 RECORDS = Path(__file__).parent / "record"
 MIB = 1 << 20
-OPTIONAL = ("usearch", "hnswlib", "scikit-learn-intelex", "scann", "scalable-vs")  # named where they are installed
+# Named where they are installed.
+OPTIONAL = (
+    *("usearch", "hnswlib", "scikit-learn-intelex", "scann", "scalable-vs"),
+    *("duckdb", "sqlite-vec", "lancedb", "milvus-lite"),
+)
 SAMPLE = 48  # queries whose answers are compared with float64
 
 
@@ -99,11 +103,7 @@ class Report:
     def summary(self) -> str:
         """Return a table with one line per workload, one column per library."""
         named = self.named()
-        peers = [
-            name
-            for name in (*workloads.ALL, workloads.ONE_THREAD)
-            if any(name in several for several in named.values())
-        ]
+        peers = [name for name in workloads.SHOWN if any(name in several for several in named.values())]
         rows = []
         for work, several in named.items():
             ratios = [f"{several[peer].over_ours:.2f}x" if peer in several else "" for peer in peers]
@@ -226,7 +226,8 @@ def plot(path: Path, report: Report) -> list[Path]:
 
 def _bars(figure: Any, axes: Any, report: Report) -> bool:
     named = {
-        work: [several[peer] for peer in workloads.ALL if peer in several] for work, several in report.named().items()
+        work: [several[peer] for peer in workloads.SHOWN if peer in several and peer != workloads.ONE_THREAD]
+        for work, several in report.named().items()
     }
     named = {work: shown for work, shown in named.items() if shown}
     if not named:
@@ -236,7 +237,7 @@ def _bars(figure: Any, axes: Any, report: Report) -> bool:
         ticks.append(bottom + (len(shown) - 1) / 2)
         for result in shown:
             # Bars begin at 1: to the right where exactknn is faster, to the left where it is slower.
-            width, colour = result.over_ours - 1, f"C{workloads.ALL.index(result.peer)}"
+            width, colour = result.over_ours - 1, f"C{workloads.SHOWN.index(result.peer)}"
             legend[result.peer] = axes.barh(bottom, width, 0.9, left=1, color=colour)
             place = (3, "left") if width >= 0 else (-3, "right")
             axes.annotate(
@@ -256,7 +257,7 @@ def _bars(figure: Any, axes: Any, report: Report) -> bool:
     axes.margins(x=0.12, y=0.01)
     axes.invert_yaxis()
     figure.set_size_inches(9, 1.6 + 0.17 * bottom)
-    order = [peer for peer in workloads.ALL if peer in legend]
+    order = [peer for peer in workloads.SHOWN if peer in legend]
     figure.legend(
         [legend[peer] for peer in order], order, fontsize=8, loc="outside lower center", ncols=3, frameon=False
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from benches import real_vectors
 from benches.data import Rows, clustered_rows, correlated_rows, gaussian_rows, grid_rows, offset_rows
 
 OURS = "exactknn"
@@ -22,16 +23,38 @@ USEARCH = "usearch exact"
 HNSWLIB = "hnswlib BFIndex"
 SCANN = "scann brute force, 8 bits"
 SVS = "svs Flat"
+DUCKDB = "duckdb"
+SQLITE_VEC = "sqlite-vec"
+LANCEDB = "lancedb flat"
+MILVUS_LITE = "milvus-lite FLAT"
 
 # Compared where they are installed; nothing here needs them.
-MODULES = {USEARCH: "usearch", HNSWLIB: "hnswlib", SKLEARN_INTEL: "sklearnex", SCANN: "scann", SVS: "svs"}
+LIBRARIES = {
+    USEARCH: ("usearch",),
+    HNSWLIB: ("hnswlib",),
+    SKLEARN_INTEL: ("sklearnex",),
+    SCANN: ("scann",),
+    SVS: ("svs",),
+}
+# Databases that search without an index. SQLite's extension is loaded by apsw, as Python's own module often cannot.
+DATABASES = {
+    DUCKDB: ("duckdb", "pyarrow"),
+    SQLITE_VEC: ("sqlite_vec", "apsw"),
+    LANCEDB: ("lancedb",),
+    MILVUS_LITE: ("milvus_lite", "pymilvus"),
+}
+MODULES = LIBRARIES | DATABASES
 
 SHORT_NAMES = {FAISS: "faiss", CUSTOM_KNN: "CustomKNN", SKLEARN: "scikit-learn", ONE_THREAD: "one thread"}
 
 BOTH = (FAISS, FAISS_INSTALLED)
 USUAL = (*BOTH, FAISS_BUILDING, TORCH, CUSTOM_KNN, SKLEARN)
 # A few workloads tell enough of those that are slower or not exact.
-ALL = (*USUAL, PANORAMA, TORCH_BF16, *MODULES)
+ALL = (*USUAL, PANORAMA, TORCH_BF16, *LIBRARIES)
+# All that the tables may show, in their order.
+SHOWN = (*ALL, *DATABASES, ONE_THREAD)
+
+WORDS = "words"
 
 _ROWS: dict[str, Callable[..., Rows]] = {
     "clustered": clustered_rows,
@@ -39,6 +62,7 @@ _ROWS: dict[str, Callable[..., Rows]] = {
     "grid": grid_rows,
     "offset": offset_rows,
     "gaussian": gaussian_rows,
+    WORDS: real_vectors.word_rows,
 }
 
 
@@ -47,7 +71,7 @@ class Workload:
     """One search: `queries` rows against `references` rows of length `dimension`, for the `k` nearest.
 
     Attributes:
-        data: how the rows are made, see `benches.data`.
+        data: how the rows are made, see `benches.data` and `benches.real_vectors`.
         queries: number of queries; 0: the references among themselves, self excluded.
         references: number of references.
         dimension: length of a row.
@@ -106,6 +130,11 @@ class Workload:
             return self.outputs + (256 << 20)
         return self.outputs + self.references * self.dimension * 4 + (64 << 20)
 
+    @property
+    def missing(self) -> str | None:
+        """Why its rows are not here, or None."""
+        return real_vectors.missing(self.dimension) if self.data == WORDS else None
+
     def rows(self) -> tuple[Rows, Rows]:
         """Queries and references; the same array twice for a self-search."""
         reference = _ROWS[self.data](self.references, self.dimension, seed=1)
@@ -123,7 +152,7 @@ def _workloads(n: int, m: int, own: int, all_own: int) -> tuple[Workload, ...]:
         Workload("clustered", n, m, 512, 10, goals={FAISS: 3.5}),
         Workload("clustered", n, m, 768, 10, peers=(*USUAL, PANORAMA), goals={FAISS: 3.8}),
         Workload("clustered", n // 16, m, 128, 10, peers=ALL, goals={FAISS: 3.5}),
-        Workload("clustered", 64, m, 128, 10, peers=ALL, goals={FAISS: 2.2}),
+        Workload("clustered", 64, m, 128, 10, peers=(*ALL, *DATABASES), goals={FAISS: 2.2}),
         Workload("clustered", 8, m, 128, 10, peers=ALL, goals={FAISS: 1.2}),
         Workload("clustered", 4, m, 128, 10, peers=BOTH, goals={FAISS: 1.2}),
         Workload("clustered", 2, m, 128, 10, peers=BOTH, goals={FAISS: 1}),
@@ -140,11 +169,23 @@ def _workloads(n: int, m: int, own: int, all_own: int) -> tuple[Workload, ...]:
     )
 
 
+def _of_words(n: int, m: int, own: int, wide: int) -> tuple[Workload, ...]:
+    """The comparisons on real rows: `n` queries and `m` references, self-searches of `own`, and of `wide` long rows."""
+    return (
+        Workload(WORDS, 0, own, 384, 1, peers=BOTH, goals={FAISS: 8}),
+        Workload(WORDS, 0, own, 384, 10, peers=(*BOTH, PANORAMA), goals={FAISS: 5.5}),
+        Workload(WORDS, 0, own, 384, 100, peers=BOTH, goals={FAISS: 3.2}),
+        Workload(WORDS, n, m, 384, 10, peers=(*BOTH, PANORAMA)),
+        Workload(WORDS, 0, wide, 768, 10, peers=BOTH),
+    )
+
+
 def workloads(quick: bool) -> tuple[Workload, ...]:
     """The comparisons, in full or small. The goals are for the full sizes."""
     if quick:
-        return tuple(replace(workload, goals={}) for workload in _workloads(2048, 16384, 4000, 2000))
-    return _workloads(4096, 65536, 30_000, 20_000)
+        small = _workloads(2048, 16384, 4000, 2000) + _of_words(1024, 16384, 4000, 4000)
+        return tuple(replace(workload, goals={}) for workload in small)
+    return _workloads(4096, 65536, 30_000, 20_000) + _of_words(4096, 55_000, 30_000, 20_000)
 
 
 CURVE = "curve"
