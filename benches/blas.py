@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 CORE_TYPE = "OPENBLAS_CORETYPE"
+_TOLD = "EXACTKNN_BENCH_KERNEL"  # set in a command that was started again
 
 # Kernels for processors without AVX: what OpenBLAS falls back to where it does not know the processor.
 _WITHOUT_AVX = {"Generic", "Katmai", "Coppermine", "Northwood", "Prescott", "Banias", "Atom", "Core2", "Penryn"}
@@ -48,6 +49,31 @@ def best_core_type(used: str) -> str | None:
         return None
     flags = _processor_flags()
     return next((name for name, needed in _KERNELS if needed <= flags), None)
+
+
+def environment_at_best() -> tuple[dict[str, str], str]:
+    """The environment in which faiss has the kernel that the processor has, and a line that names the kernel."""
+    environment = plain_environment()
+    used = kernel("faiss", environment)
+    core_type = best_core_type(used)
+    if core_type is None:
+        return environment, f"OpenBLAS kernel {used or 'unknown'}, as installed"
+    environment[CORE_TYPE] = core_type
+    return (
+        environment,
+        f"OpenBLAS kernel {kernel('faiss', environment)}, by {CORE_TYPE}={core_type}; as installed {used}",
+    )
+
+
+def restart_at_best() -> str:
+    """Start this command again in `environment_at_best`, unless it already runs there; return the line of the kernel.
+
+    OpenBLAS reads its variable when it is loaded, which is before any code of the command.
+    """
+    if _TOLD in os.environ:
+        return os.environ[_TOLD]
+    environment, line = environment_at_best()
+    os.execve(sys.executable, sys.orig_argv, {**environment, _TOLD: line})
 
 
 def _processor_flags() -> set[str]:

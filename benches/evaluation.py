@@ -5,8 +5,9 @@
     for each round, each workload, each calculator: a fresh process ──> seconds, MiB added, values
                                                   (exit code 1 if a value differs by more than 1e-4)
 
-The peers search in float32, where some neighbours at nearly equal distances swap, and average reciprocal ranks in
-float32: the largest difference of a value is shown.
+faiss runs with the matrix kernel that the processor has, where its own choice is a fallback. The peers search in
+float32, where some neighbours at nearly equal distances swap, and average reciprocal ranks in float32: the largest
+difference of a value is shown.
 
 Every calculator starts from the same tensors and computes the five retrieval metrics. Every process first evaluates a
 few rows untimed, so that nothing is loaded or built in the timed call. Calculators take turns, so that a disturbance
@@ -32,11 +33,11 @@ from typing import Any
 
 import psutil
 
+from benches import blas
 from benches.data import cores
 from benches.peak_memory import peak
 
 ROOT = Path(__file__).resolve().parent.parent
-BLAS_VARIABLES = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")  # set on some machines for other programs' sake
 MIB = 1 << 20
 OURS = "exactknn"
 PML_FAISS = "pytorch-metric-learning, FaissKNN"
@@ -106,10 +107,9 @@ def measure(name: str, workload: Workload) -> dict[str, Any]:
     return {"seconds": time.perf_counter() - start, "mib": (peak() - before) / MIB, "values": values}
 
 
-def in_own_process(name: str, workload: Workload, limit: int) -> dict[str, Any]:
+def in_own_process(name: str, workload: Workload, limit: int, environment: dict[str, str]) -> dict[str, Any]:
     """`measure` in a fresh process that may use ``limit`` bytes; ``{"error": ...}`` if it fails."""
-    clean = {key: value for key, value in os.environ.items() if key not in BLAS_VARIABLES}
-    clean["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), clean.get("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [str(ROOT), environment.get("PYTHONPATH")]))
     arguments = json.dumps([name, workload.rows, workload.dimension, workload.classes, workload.k])
 
     def bound() -> None:
@@ -118,7 +118,13 @@ def in_own_process(name: str, workload: Workload, limit: int) -> dict[str, Any]:
     command = [sys.executable, "-m", "benches.evaluation", "--measure", arguments]
     try:
         done = subprocess.run(
-            command, env=clean, preexec_fn=bound, capture_output=True, text=True, timeout=LIMIT_S, check=False
+            command,
+            env={**environment, "PYTHONPATH": path},
+            preexec_fn=bound,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return {"error": f"more than {LIMIT_S} s"}
@@ -147,14 +153,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(json.dumps(measure(name, Workload(*workload))))
         return 0
     limit = psutil.virtual_memory().available
+    environment, kernel = blas.environment_at_best()
     print(f"{cores()} cores, {limit / (1 << 30):.1f} GiB of memory free, {options.rounds} rounds; medians")
+    print(f"faiss: {kernel}")
     failed, everything = False, []
     for workload in QUICK if options.quick else FULL:
         runs: dict[str, list[dict[str, Any]]] = {name: [] for name in CALCULATORS}
         for _ in range(options.rounds):
             for name in CALCULATORS:
                 if not (runs[name] and "error" in runs[name][0]):
-                    runs[name].append(in_own_process(name, workload, limit))
+                    runs[name].append(in_own_process(name, workload, limit, environment))
         print(f"\n{workload.name}\n{'':52}{'seconds':>10}{'ratio':>8}{'MiB added':>11}{'difference':>12}")
         ours = runs[OURS][0]
         for name in CALCULATORS:

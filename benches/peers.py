@@ -156,16 +156,9 @@ def product_gops() -> float:
 def kernels_of_peers() -> tuple[dict[str, str], list[str]]:
     """The environment of faiss at its best, and lines that name the matrix kernel of each library."""
     plain = blas.plain_environment()
-    used = blas.kernel("faiss", plain)
-    core_type = blas.best_core_type(used)
-    tuned = plain if core_type is None else {**plain, blas.CORE_TYPE: core_type}
-    lines = [f"faiss as installed: OpenBLAS kernel {used or 'unknown'}"]
-    if core_type is None:
-        lines.append("faiss at its best: the same kernel")
-    else:
-        lines.append(
-            f"faiss at its best: OpenBLAS kernel {blas.kernel('faiss', tuned)}, by {blas.CORE_TYPE}={core_type}"
-        )
+    tuned, line = blas.environment_at_best()
+    lines = [f"faiss as installed: OpenBLAS kernel {blas.kernel('faiss', plain) or 'unknown'}"]
+    lines += [f"faiss at its best: {line}"]
     lines += [f"{name}: OpenBLAS kernel {blas.kernel(name, plain) or 'unknown'}" for name in ("numpy", "scipy")]
     return tuned, [*lines, f"torch: {blas.torch_product()}"]
 
