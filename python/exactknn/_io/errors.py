@@ -9,3 +9,10 @@ class FileError(ValueError):
 
 def one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def printable(text: str) -> str:
+    """Return text that is safe to print on a terminal: escape sequences and other control characters are escaped."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)

@@ -97,7 +97,7 @@ def _check_labels(shape: tuple[int, ...], dtype: np.dtype[Any], path: str) -> No
         raise FileError(f"{path}: holds {dtype.name} values; expected labels: integers, booleans, floats or text")
     if len(shape) != 1:
         raise FileError(f"{path}: a {len(shape)}-D array of shape {shape}; expected 1-D, one label per row")
-    check_possible(shape, path)
+    check_possible(shape, dtype, path)
 
 
 def _labels_of_lines(source: Path, path: str, split: Callable[[IO[str], str], Iterator[str]]) -> Array:

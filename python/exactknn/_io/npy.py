@@ -18,7 +18,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from exactknn._io.errors import FileError, one_line
+from exactknn._io.errors import FileError, one_line, printable
 
 _NPY_MAGIC = b"\x93NUMPY"
 
@@ -87,7 +87,7 @@ def read_npz_array(source: Path, path: str, array_name: str | None, check: Check
 
 def _choose_member(archive: zipfile.ZipFile, path: str, array_name: str | None) -> zipfile.ZipInfo:
     members = {info.filename.removesuffix(".npy"): info for info in archive.infolist() if not info.is_dir()}
-    names = ", ".join(name if name.isprintable() else repr(name) for name in members)
+    names = ", ".join(map(printable, members))
     if not members:
         raise FileError(f"{path}: the archive holds no array")
     if array_name is not None:
@@ -96,7 +96,9 @@ def _choose_member(archive: zipfile.ZipFile, path: str, array_name: str | None) 
         return members[array_name]
     if len(members) > 1:
         first = next(iter(members))
-        raise FileError(f"{path}: holds {len(members)} arrays ({names}); choose one, for instance {path}:{first}")
+        raise FileError(
+            f"{path}: holds {len(members)} arrays ({names}); choose one, for instance {path}:{printable(first)}"
+        )
     return next(iter(members.values()))
 
 
@@ -118,11 +120,17 @@ def _npy_header(head: bytes, path: str) -> tuple[tuple[int, ...], bool, np.dtype
     if not head.startswith(_NPY_MAGIC):
         raise FileError(f"{path}: not a .npy array: it begins with {head[:6]!r}, expected {_NPY_MAGIC!r}")
     stream = io.BytesIO(head)
-    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    # Format 3.0 is 2.0 with a header in UTF-8 instead of Latin-1. They differ in the names of fields alone, and arrays
+    # with fields are refused.
+    readers = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+        (3, 0): np.lib.format.read_array_header_2_0,
+    }
     try:
         version = np.lib.format.read_magic(stream)
         if version not in readers:
-            raise FileError(f"{path}: .npy format {version[0]}.{version[1]}; expected 1.0 or 2.0, as for plain arrays")
+            raise FileError(f"{path}: .npy format {version[0]}.{version[1]}; expected 1.0, 2.0 or 3.0")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # headers written by Python 2 are accepted
             shape, fortran, dtype = readers[version](stream)
@@ -136,8 +144,10 @@ def _npy_header(head: bytes, path: str) -> tuple[tuple[int, ...], bool, np.dtype
     return shape, fortran, dtype, stream.tell()
 
 
-def check_possible(shape: tuple[int, ...], path: str) -> None:
-    if min(shape) < 0:
+def check_possible(shape: tuple[int, ...], dtype: np.dtype[Any], path: str) -> None:
+    # NumPy multiplies all sizes but zeros, and refuses a product beyond its index type.
+    product = math.prod(size for size in shape if size) * dtype.itemsize
+    if min(shape) < 0 or product > np.iinfo(np.intp).max:
         raise FileError(f"{path}: the header gives the impossible shape {shape}")
 
 

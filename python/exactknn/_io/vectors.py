@@ -171,7 +171,7 @@ def _check_matrix(shape: tuple[int, ...], dtype: np.dtype[Any], path: str) -> No
     _vector_dtype(dtype, path)
     if len(shape) != 2:
         raise FileError(f"{path}: a {len(shape)}-D array of shape {shape}; expected 2-D, one row per vector")
-    check_possible(shape, path)
+    check_possible(shape, dtype, path)
     if shape[1] == 0:
         raise FileError(f"{path}: the vectors have dimension 0 (shape {shape})")
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 
 from exactknn import _progress
+from exactknn._io.errors import printable
 from exactknn._progress import Report
 
 EXIT_FAILURE = 1
@@ -30,7 +31,8 @@ class CommandError(Exception):
 
 
 def print_line(message: str) -> None:
-    """Print a line that contains a path, escaped where stdout cannot encode it."""
+    """Print a line that contains a path, escaped where it is not printable or stdout cannot encode it."""
+    message = printable(message)
     try:
         print(message)
     except UnicodeEncodeError:
@@ -42,7 +44,7 @@ def warn(message: str) -> None:
     if sys.stderr is None:  # closed by the caller; print would fall back to stdout
         return
     with contextlib.suppress(OSError):
-        print(f"exactknn: {message}", file=sys.stderr, flush=True)
+        print(f"exactknn: {printable(message)}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

@@ -55,7 +55,7 @@ BAD_FILES = {
     },
     "npy magic": ("q.npy", b"hello, this is text", "q.npy: not a .npy array: it begins with b'hello,'"),
     "npy magic alone": ("q.npy", b"\x93NUMPY", "q.npy: the .npy header cannot be read: EOF: reading magic string"),
-    "npy version": ("q.npy", b"\x93NUMPY\x09\x00", "q.npy: .npy format 9.0; expected 1.0 or 2.0"),
+    "npy version": ("q.npy", b"\x93NUMPY\x09\x00", "q.npy: .npy format 9.0; expected 1.0, 2.0 or 3.0"),
     "npy header cut": ("q.npy", npy(np.ones((2, 3)))[:60], "q.npy: the .npy header cannot be read: EOF: reading array"),
     "npy header text": (
         "q.npy",
@@ -70,6 +70,9 @@ BAD_FILES = {
     "npy tail": ("q.npy", npy(np.ones((4, 3), np.float32)) + b"xy", "50 bytes follow it: 2 too many"),
     "npy huge": ("q.npy", handmade_npy(f"({2**40}, {2**20})"), "q.npy: the file is cut short: the header announces"),
     "npy negative": ("q.npy", handmade_npy("(-1, 3)"), "gives the impossible shape (-1, 3)"),
+    "npy overflow": ("q.npy", handmade_npy(f"({2**62}, {2**62})"), "q.npy: the header gives the impossible shape (46"),
+    "npy overflow beside 0": ("q.npy", handmade_npy(f"(0, {2**62})"), "gives the impossible shape (0,"),
+    "npy size beyond int64": ("q.npy", handmade_npy(f"(0, {2**64})"), "gives the impossible shape (0,"),
     "npy objects": (
         "q.npy",
         npy(np.array([[1, None], [2, "a"]], dtype=object)),
@@ -142,6 +145,14 @@ def test_a_bad_file_is_refused_in_one_line(tmp_path, kind):
     if kind == "file as folder":
         (tmp_path / "there").write_bytes(b"")
     assert message in refusal(tmp_path, "search", "--query", name, "-k", 1, "--output", "o.npz")
+
+
+def test_paths_with_escape_sequences_are_escaped(tmp_path):
+    text = refusal(tmp_path, "search", "--query", "q\x1b[2J.npy", "-k", 1, "--output", "o.npz")
+    assert text == "q\\x1b[2J.npy: no such file"
+    np.save(tmp_path / "q.npy", np.eye(3, dtype=np.float32))
+    done = run(tmp_path, "search", "--query", "q.npy", "-k", 1, "--output", "\x1b]0;.npz")
+    assert (done.returncode, done.stdout) == (0, "wrote \\x1b]0;.npz: 3 queries, 1 neighbours each\n")
 
 
 def test_pickles_are_not_run(tmp_path):

@@ -1,5 +1,6 @@
 """Vector files read and result files written, against bytes laid out by hand."""
 
+import io
 import os
 import struct
 import zipfile
@@ -55,7 +56,7 @@ def test_benchmark_formats_are_read_value_for_value(tmp_path, suffix, content, e
 
 @pytest.mark.parametrize("dtype", ["<f2", "<f4", "<f8", ">f2", ">f4", ">f8"])
 @pytest.mark.parametrize("order", ["C", "F"])
-@pytest.mark.parametrize("version", [(1, 0), (2, 0)])
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
 def test_npy_of_each_floating_type_order_and_version(tmp_path, dtype, order, version):
     path = tmp_path / "v.npy"
     with path.open("wb") as stream:
@@ -285,6 +286,27 @@ def test_every_flipped_bit_at_the_end_of_an_archive_is_read_or_refused_in_one_li
                 assert str(error).startswith(str(path)) and "\n" not in str(error)
             else:
                 np.testing.assert_array_equal(array, VALUES)
+
+
+def test_an_array_of_format_3_in_an_archive_is_read(tmp_path):
+    stream = io.BytesIO()
+    np.lib.format.write_array(stream, VALUES, version=(3, 0))
+    with zipfile.ZipFile(tmp_path / "v.npz", "w") as archive:
+        archive.writestr("v.npy", stream.getvalue())
+    np.testing.assert_array_equal(opened(tmp_path / "v.npz").load(), VALUES)
+
+
+def test_names_of_arrays_are_escaped_in_messages(tmp_path):
+    with zipfile.ZipFile(tmp_path / "v.npz", "w") as archive:
+        for name in ("\x1b[2J.npy", "two\nlines.npy", "caf\u00e9.npy"):
+            archive.writestr(name, b"")
+    with pytest.raises(FileError) as refused:
+        opened(tmp_path / "v.npz")
+    names = "\\x1b[2J, two\\nlines, caf\u00e9"
+    assert str(refused.value) == (
+        f"{tmp_path}/v.npz: holds 3 arrays ({names}); choose one, for instance {tmp_path}/v.npz:\\x1b[2J"
+    )
+    assert str(refused.value).isprintable()
 
 
 def test_a_member_that_is_not_an_array_is_refused(tmp_path):
