@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import logging
 
+from exactknn import _startup  # noqa: F401  # first: Ctrl-C during the other imports
+
 try:
     from exactknn._core import (
         __version__,

@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from exactknn import __version__
+from exactknn import __version__, _startup
 from exactknn._io.errors import FileError
 from exactknn.cli import evaluate, groundtruth, info, match, search
 from exactknn.cli.console import EXIT_BROKEN_PIPE, EXIT_FAILURE, CommandError, warn
@@ -47,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     stop = _Stop()
     try:
+        _startup.release_interrupts()
         with stop.on_terminate():
             code = _run(argv)
             if sys.stdout is not None:
@@ -59,17 +61,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         warn(f"{'terminated' if stop.terminated else 'interrupted'}{interrupt}")
         return 128 + (stop.terminated or signal.SIGINT)
     except BrokenPipeError:
-        # The interpreter flushes stdout once more at exit; without this redirect it would print an error.
-        with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_stdout()
         return EXIT_BROKEN_PIPE
     except MemoryError as error:
         warn(f"error: not enough memory: {error}" if str(error) else "error: not enough memory")
         return EXIT_FAILURE
     except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        warn(f"error: {where}{error.strerror or error}")
+        # Only stdout is written under no name.
+        warn(f"error: {error.filename or 'stdout'}: {error.strerror or error}")
+        if error.filename is None:
+            _discard_stdout()
         return EXIT_FAILURE
+
+
+def _discard_stdout() -> None:
+    """Redirect stdout to nowhere: the interpreter flushes it once more at exit, and would print an error."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 # Sent by batch systems, and on a lost connection.
@@ -143,10 +151,53 @@ def _is_number(text: str) -> bool:
 
 
 class _Parser(argparse.ArgumentParser):
-    """An `ArgumentParser` with one-line errors, like all errors of the command line."""
+    """An `ArgumentParser` with one-line errors, like all errors of the command line.
+
+    An unknown option is reported before anything else, since argparse would report it last, by the wrong parser, or as
+    a required option that is missing.
+    """
+
+    # The overloads of the parent are about the type of a given namespace.
+    def parse_known_args(  # type: ignore[override]
+        self, args: Any = None, namespace: Any = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        words = list(sys.argv[1:] if args is None else args)
+        self._check_options(words)
+        parsed, rest = super().parse_known_args(words, namespace)
+        if rest:
+            self.error(f"unexpected argument {rest[0]!r}")
+        return parsed, rest
+
+    def _check_options(self, words: Sequence[str]) -> None:
+        """Reject the first unknown option, unless help is requested; those after a command are left to its parser."""
+        known = self._option_string_actions
+        commands = self._commands()
+        if not {"-h", "--help"}.isdisjoint(words):
+            return
+        for word in words:
+            if word == "--":
+                return
+            if not word.startswith("-") or word == "-" or " " in word or _is_number(word):
+                if commands:
+                    if word not in commands:
+                        self.error(f"unknown command {word!r}{_suggestion(word, commands)}")
+                    return
+                continue
+            option = word.partition("=")[0]
+            if option not in known and (word.startswith("--") or word[:2] not in known):
+                self.error(f"unknown option {option}{_suggestion(option, known)}")
+
+    def _commands(self) -> list[str]:
+        subparsers = (action for action in self._actions if isinstance(action, argparse._SubParsersAction))
+        return [name for action in subparsers for name in action.choices]
 
     def error(self, message: str) -> NoReturn:
         raise CommandError(f"{message} (see: {self.prog} --help)")
+
+
+def _suggestion(word: str, known: Iterable[str]) -> str:
+    near = [name for name in known if name.lower() == word.lower()] or difflib.get_close_matches(word, known, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _parser() -> argparse.ArgumentParser:
