@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Generator
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, NamedTuple
 
@@ -37,6 +38,12 @@ from exactknn._stream.plan import (
     value_dtype,
 )
 from exactknn._stream.rows import PIECE_BYTES, ArrayRows, Rows, Stream
+
+FIRST_WORK = 1 << 33
+"""Multiply-adds of the first piece, if blocks are searched in pieces: a few seconds at the lowest SIMD level."""
+
+_PIECE_SECONDS = 1.0
+"""Time that a piece should take: about the work that an interrupt may lose."""
 
 _SECONDS = 0.04
 """Time between two progress reports while another thread searches, the same as in the core."""
@@ -141,7 +148,8 @@ class ResumableSearch:
 
         Args:
             progress: called with the finished fraction; 0.0 until the end if the number of references is unknown.
-            after_block: called between two blocks, when `state` is valid.
+            after_block: called between two blocks, when `state` is valid. Blocks are then searched in pieces of about
+                a second, since an interrupt loses the piece that it meets.
 
         Raises:
             ValueError: a row holds a NaN or infinity (the message names it), or there are too few references for ``k``.
@@ -170,7 +178,8 @@ class ResumableSearch:
             with contextlib.closing(
                 self._references.blocks(block.rows, self._plan.references, self.dtype_name)
             ) as blocks:
-                for rows in blocks:
+                pieces = blocks if after_block is None else self._pieces(blocks, stop - first)
+                for rows in pieces:
                     block.add(rows, progress=self._part_of(progress, first, stop, block.rows, len(rows)))
                     if after_block is not None:
                         after_block()
@@ -179,6 +188,21 @@ class ResumableSearch:
             self._distances[first:stop], self._indices[first:stop] = found
             self._at = (stop, None)
         return found
+
+    def _pieces(self, blocks: Iterable[Array], queries: int) -> Iterator[Array]:
+        """Yield the rows of the blocks in pieces, each of a size for which the next is requested after about a second.
+
+        The first piece is small, the others at most twice as large as the one before.
+        """
+        size = max(1, FIRST_WORK // max(1, queries * self._queries.dimension))
+        for block in blocks:
+            at = 0
+            while at < len(block):
+                start = time.monotonic()
+                yield block[at : at + size]
+                at += size
+                seconds = max(time.monotonic() - start, 1e-9)
+                size = max(1, int(size * min(2.0, max(0.5, _PIECE_SECONDS / seconds))))
 
     def _begin(self, first: int) -> _core.BlockSearch:
         stop = min(first + self._plan.queries, self._queries.rows)

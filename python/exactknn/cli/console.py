@@ -49,7 +49,10 @@ def warn(message: str) -> None:
 
 @contextlib.contextmanager
 def searching(arguments: argparse.Namespace) -> Iterator[Report | None]:
-    """Yield the progress function, if progress is shown, and convert errors of the search to `CommandError`."""
+    """Yield the progress function, if progress is shown, and convert errors of the search to `CommandError`.
+
+    An error that begins with the name of an argument, as those of rows do, then begins with its option and file.
+    """
     shown = arguments.progress
     if shown is None:
         shown = sys.stderr is not None and sys.stderr.isatty()
@@ -57,6 +60,15 @@ def searching(arguments: argparse.Namespace) -> Iterator[Report | None]:
         try:
             yield progress
         except (ValueError, TypeError) as error:
-            raise CommandError(str(error)) from error
+            raise CommandError(_with_file(str(error), arguments)) from error
         except RuntimeError as error:
             raise CommandError(f"this is a bug in exactknn, please report it: {error}", EXIT_FAILURE) from error
+
+
+def _with_file(message: str, arguments: argparse.Namespace) -> str:
+    name, _, rest = message.partition(" must be ")
+    path = getattr(arguments, name, None) if name in ("query", "reference") else None
+    if path is None:
+        return message
+    option = "--query" if name == "query" else getattr(arguments, "reference_option", "--reference")
+    return f"{option} {path} must be {rest}"

@@ -253,7 +253,8 @@ def _keep(checkpoint: Checkpoint, large: ResumableSearch) -> None:
     try:
         checkpoint.write(large.state())
     except (FileError, OSError) as error:
-        warn(f"warning: --resume {checkpoint.path}: the state could not be saved: {error}")
+        reason = error.strerror if isinstance(error, OSError) else None
+        warn(f"warning: --resume {checkpoint.path}: the state could not be saved: {reason or error}")
 
 
 def _about(query: VectorFile, reference: VectorFile | None, arguments: argparse.Namespace) -> dict[str, object]:

@@ -272,7 +272,7 @@ def test_a_full_disk_leaves_what_was_there(example):
     )
     command = [sys.executable, "-c", limited, "evaluate", *FILES, "--report", "r.html", "--per-class", "c.csv"]
     done = subprocess.run(command, cwd=example, capture_output=True, text=True, timeout=50)
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", "exactknn: error: File too large\n")
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "exactknn: error: r.html: File too large\n")
     assert Path("r.html").read_text() == "before"
     assert sorted(os.listdir()) == ["e.npy", "l.npy", "r.html"]
 

@@ -169,6 +169,14 @@ def test_without_h5py_the_error_names_the_extra(folder):
     assert run(folder, "--output", "gt.bin", command=[sys.executable, "-c", WITHOUT_H5PY]).returncode == 0
 
 
+@pytest.mark.parametrize("more", [(), ("--max-memory", "1GB")])
+def test_a_row_that_is_not_finite_is_named_with_its_file(folder, vectors, more):
+    vectors[51, 2] = np.inf
+    (folder / "b.fbin").write_bytes(struct.pack("<II", 130, 5) + vectors[20:].tobytes())
+    text = refusal(folder, "-k", 3, "--output", "gt.bin", *more)
+    assert text == "--base b.fbin must be finite, got inf in row 31, column 2"
+
+
 @pytest.mark.parametrize("output", ["gt.bin", "gt.hdf5"])
 def test_a_full_disk_leaves_what_was_there(folder, output):
     if output == "gt.hdf5":
@@ -179,7 +187,7 @@ def test_a_full_disk_leaves_what_was_there(folder, output):
         "resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000)); sys.exit(main())"
     )
     done = run(folder, "--output", output, command=[sys.executable, "-c", limited])
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", "exactknn: error: File too large\n")
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"exactknn: error: {output}: File too large\n")
     assert (folder / output).read_bytes() == b"before"
     assert sorted(os.listdir(folder)) == ["b.fbin", output, "q.fbin"]
 
