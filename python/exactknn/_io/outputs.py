@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import secrets
+import shutil
+import stat
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
@@ -13,7 +17,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from exactknn._arrays.blocks import blocks, rows_in
-from exactknn._io.errors import FileError
+from exactknn._io.errors import FileError, naming
 from exactknn._io.npy import (
     BLOCK_BYTES,
     Array,
@@ -37,43 +41,76 @@ _INT32_RESULTS = (".ivecs", ".ibin", ".bin")
 class OutputFile:
     """A result file that appears complete or not at all.
 
-    A temporary file is created at once in the folder of `path`, so a folder without write permission is an error before
-    the search. `finish` and then `commit` put it in place; leaving the context without them removes it.
+    A temporary file is created at once in the folder of `path`, with the permissions of the file that it replaces, so
+    whatever the system forbids is an error before the search. `finish` and then `commit` put it in place; leaving the
+    context without them removes it. An `OSError` while writing names `path`.
     """
 
     def __init__(self, path: str) -> None:
         """Create the temporary file.
 
         Raises:
-            FileError: the folder of `path` is missing or cannot be written, or `path` is a folder.
+            FileError: the folder of `path` is missing or cannot be written, or `path` cannot be a file: it is a folder,
+                a device, a pipe, a read-only file or a name that the file system rejects.
         """
         self.path = path
+        there = _existing(path)
         # A symbolic link is kept: its target is replaced.
         self._target = Path(os.path.realpath(path))
+        if there is not None and not self._target.exists():  # through /dev/stdout, for instance
+            raise FileError(f"{path}: leads to a deleted file")
         folder = self._target.parent
-        if self._target.is_dir():
-            raise FileError(f"{path}: is a folder, not a file")
         if not folder.is_dir():
             raise FileError(f"{path}: the folder {folder} does not exist")
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
         self._temporary = folder / f".exactknn-{secrets.token_hex(8)}.tmp"
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
         try:
-            descriptor = os.open(self._temporary, flags, 0o666)
+            descriptor = os.open(self._temporary, flags, 0o666 if there is None else 0o600)
         except OSError as error:
             raise FileError(f"{path}: cannot write in the folder {folder}: {error.strerror}") from error
-        self.stream: IO[bytes] = os.fdopen(descriptor, "w+b")
+        if there is not None and hasattr(os, "fchown"):
+            # Only the superuser may give files away, and some file systems have no modes.
+            with contextlib.suppress(OSError):
+                os.fchown(descriptor, there.st_uid, there.st_gid)
+            with contextlib.suppress(OSError):
+                os.fchmod(descriptor, stat.S_IMODE(there.st_mode))
+        self.stream: IO[bytes] = io.BufferedRandom(_NamedFile(descriptor, path))
         self._committed = False
 
     def finish(self) -> None:
-        """Flush to disk; after this, a full disk can no longer cause a failure."""
+        """Flush to disk; after this, a full disk can no longer cause a failure.
+
+        Raises:
+            OSError: the disk is full or broken.
+        """
         self.stream.flush()
-        os.fsync(self.stream.fileno())
-        self.stream.close()
+        with naming(self.path):
+            os.fsync(self.stream.fileno())
 
     def commit(self) -> None:
-        """Rename the finished file into place, atomically, replacing an existing file."""
-        os.replace(self._temporary, self._target)
+        """Rename the finished file into place, atomically, replacing an existing file.
+
+        Raises:
+            OSError: the folder has vanished or changed since.
+        """
+        if os.name == "nt":  # no open file can be renamed
+            self.stream.close()
+        with naming(self.path):
+            os.replace(self._temporary, self._target)
         self._committed = True
+        self.stream.close()
+
+    def rescue(self) -> Path | None:
+        """Return a new file with the finished content in the current or the temporary folder, None if neither works.
+
+        For a file that cannot be put in its place.
+        """
+        for folder in (os.getcwd, tempfile.gettempdir):
+            try:
+                return _copied(self.stream, Path(folder()), self._target.name)
+            except (OSError, ValueError):  # ValueError: closed
+                continue
+        return None
 
     def __enter__(self) -> OutputFile:
         """Return itself."""
@@ -86,7 +123,61 @@ class OutputFile:
         if not self._committed:
             with contextlib.suppress(OSError):  # closing flushes, which fails once more on a full disk
                 self.stream.close()
-            self._temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # its folder may have vanished
+                self._temporary.unlink()
+
+
+class _NamedFile(io.FileIO):
+    """An open file whose errors name the path that the user gave."""
+
+    def __init__(self, descriptor: int, shown: str) -> None:
+        super().__init__(descriptor, "r+b")
+        self._shown = shown
+
+    def write(self, data: Any) -> int:
+        with naming(self._shown):
+            return super().write(data)
+
+
+def _existing(path: str) -> os.stat_result | None:
+    """Return the status of the regular, writable file at ``path``, followed through links; None if there is none."""
+    try:
+        status = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise FileError(f"{path}: cannot be written: {error.strerror}") from error
+    except ValueError as error:  # an embedded null byte
+        raise FileError(f"{path!r}: not a path: {error}") from error
+    if stat.S_ISDIR(status.st_mode):
+        raise FileError(f"{path}: is a folder, not a file")
+    if not stat.S_ISREG(status.st_mode):
+        raise FileError(f"{path}: is a device or pipe, not a file")
+    # A rename would replace a read-only file, and the superuser may open it.
+    if not status.st_mode & (stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH):
+        raise FileError(f"{path}: is read-only")
+    try:
+        os.close(os.open(path, os.O_WRONLY))
+    except OSError as error:
+        raise FileError(f"{path}: cannot be written: {error.strerror}") from error
+    return status
+
+
+def _copied(source: IO[bytes], folder: Path, name: str) -> Path:
+    """Return a new file with the content of ``source``; existing files are left alone, and a failed one is removed."""
+    place = folder / name
+    if os.path.lexists(place):
+        place = folder / f"{secrets.token_hex(4)}-{name}"
+    with place.open("xb") as copy:
+        try:
+            source.seek(0)
+            shutil.copyfileobj(source, copy, BLOCK_BYTES)
+            copy.flush()
+            os.fsync(copy.fileno())
+        except BaseException:
+            place.unlink()
+            raise
+    return place
 
 
 def check_indices_fit(reference_rows: int, path: str, suffix: str) -> None:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 
 from exactknn import _progress
-from exactknn._io.errors import printable
+from exactknn._io.errors import naming, printable
 from exactknn._progress import Report
 
 EXIT_FAILURE = 1
@@ -30,13 +30,23 @@ class CommandError(Exception):
         self.exit_code = exit_code
 
 
+STDOUT = "stdout"
+"""Named by an `OSError` of `print_text`."""
+
+
+def print_text(text: str) -> None:
+    """Print lines of text."""
+    with naming(STDOUT):
+        print(text)
+
+
 def print_line(message: str) -> None:
     """Print a line that contains a path, escaped where it is not printable or stdout cannot encode it."""
     message = printable(message)
     try:
-        print(message)
+        print_text(message)
     except UnicodeEncodeError:
-        print(message.encode("ascii", "backslashreplace").decode())
+        print_text(message.encode("ascii", "backslashreplace").decode())
 
 
 def warn(message: str) -> None:

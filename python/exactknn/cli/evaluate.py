@@ -15,7 +15,7 @@ from exactknn._retrieval.evaluate import Evaluation, evaluate
 from exactknn._retrieval.metrics import BUILT_IN
 from exactknn._retrieval.names import check_metrics
 from exactknn._retrieval.task import Task
-from exactknn.cli.console import CommandError, print_line, searching, warn
+from exactknn.cli.console import CommandError, print_line, print_text, searching, warn
 from exactknn.cli.files import check_dimensions, put_in_place, stage
 from exactknn.cli.options import add_metric, add_running, check_exponent, neighbours_wanted, new_command
 from exactknn.cli.page import page
@@ -117,7 +117,7 @@ def run(arguments: argparse.Namespace) -> int:
         outputs = [output for output in (per_class, report) if output is not None]
         put_in_place(outputs)
     _warn_of_gaps(arguments, scores)
-    print(as_json(task, scores) if arguments.json else as_table(task, scores))
+    print_text(as_json(task, scores) if arguments.json else as_table(task, scores))
     if not arguments.json:
         for output in outputs:
             print_line(f"wrote {output.path}")

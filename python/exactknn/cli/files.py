@@ -19,7 +19,7 @@ import numpy as np
 from exactknn._io.outputs import OutputFile
 from exactknn._io.paths import same_file, source_of
 from exactknn._io.vectors import VectorFile, open_vectors
-from exactknn.cli.console import CommandError
+from exactknn.cli.console import EXIT_FAILURE, CommandError
 from exactknn.cli.options import check_exponent
 
 
@@ -75,11 +75,23 @@ def check_apart(paths: Mapping[str, str], inputs: Sequence[str]) -> None:
 
 
 def put_in_place(outputs: Sequence[OutputFile]) -> None:
-    """Rename the files into place; all are complete before the first is renamed."""
+    """Rename the files into place; all are complete before the first is renamed.
+
+    Raises:
+        CommandError: a file could not be put in its place. The others were, and it was written to a second place.
+    """
     for output in outputs:
         output.finish()
+    failures = []
     for output in outputs:
-        output.commit()
+        try:
+            output.commit()
+        except OSError as error:
+            place = output.rescue()
+            saved = "" if place is None else f"; it was written to {place} instead"
+            failures.append(f"{output.path}: {error.strerror}{saved}")
+    if failures:
+        raise CommandError("; ".join(failures), EXIT_FAILURE)
 
 
 def common_dtype(query: VectorFile, reference: VectorFile | None) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from exactknn import _core
-from exactknn.cli.console import CommandError
+from exactknn.cli.console import CommandError, print_text
 from exactknn.cli.options import new_command
 
 _EPILOG = """\
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     except ValueError as error:  # EXACTKNN_SIMD or EXACTKNN_NUM_THREADS is invalid
         raise CommandError(str(error)) from error
     if arguments.json:
-        print(json.dumps(facts, indent=2))
+        print_text(json.dumps(facts, indent=2))
         return 0
     lines = {
         "exactknn": facts["version"],
@@ -61,5 +61,5 @@ def run(arguments: argparse.Namespace) -> int:
     }
     width = max(map(len, lines))
     for name, value in lines.items():
-        print(f"{name:<{width}}  {value}")
+        print_text(f"{name:<{width}}  {value}")
     return 0

@@ -22,9 +22,9 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from exactknn import __version__, _startup
-from exactknn._io.errors import FileError
+from exactknn._io.errors import FileError, naming
 from exactknn.cli import evaluate, groundtruth, info, match, search
-from exactknn.cli.console import EXIT_BROKEN_PIPE, EXIT_FAILURE, CommandError, warn
+from exactknn.cli.console import EXIT_BROKEN_PIPE, EXIT_FAILURE, STDOUT, CommandError, print_text, warn
 
 _DESCRIPTION = """\
 Exact k-nearest-neighbour search: the result of float64 brute force, ties to the lowest row number,
@@ -52,7 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         with stop.on_terminate():
             code = _run(argv)
             if sys.stdout is not None:
-                sys.stdout.flush()
+                with naming(STDOUT):
+                    sys.stdout.flush()
             return code
     except CommandError as error:
         warn(f"error: {error}")
@@ -67,9 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         warn(f"error: not enough memory: {error}" if str(error) else "error: not enough memory")
         return EXIT_FAILURE
     except OSError as error:
-        # Only stdout is written under no name.
-        warn(f"error: {error.filename or 'stdout'}: {error.strerror or error}")
-        if error.filename is None:
+        where = f"{error.filename}: " if error.filename else ""
+        warn(f"error: {where}{error.strerror or error}")
+        if error.filename == STDOUT:
             _discard_stdout()
         return EXIT_FAILURE
 
@@ -120,7 +121,7 @@ def _run(argv: Sequence[str] | None) -> int:
     except SystemExit as stop:  # after --help
         return int(stop.code or 0)
     if arguments.version:
-        print(f"exactknn {__version__}")
+        print_text(f"exactknn {__version__}")
         return 0
     if arguments.command is None:
         parser.error("expected a command: search, groundtruth, evaluate, match or info")
@@ -190,6 +191,12 @@ class _Parser(argparse.ArgumentParser):
     def _commands(self) -> list[str]:
         subparsers = (action for action in self._actions if isinstance(action, argparse._SubParsersAction))
         return [name for action in subparsers for name in action.choices]
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        # The parent ignores a full disk.
+        if message and file is not None:
+            with naming(STDOUT):
+                file.write(message)
 
     def error(self, message: str) -> NoReturn:
         raise CommandError(f"{message} (see: {self.prog} --help)")

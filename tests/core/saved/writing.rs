@@ -44,6 +44,24 @@ fn errors_of_the_system_are_reported() {
 
 #[test]
 #[cfg(unix)]
+fn links_are_kept_and_followed_to_files_that_are_not_there_yet() {
+    use std::os::unix::fs::symlink;
+
+    let folder = Folder::new();
+    let (first, second, end) = (folder.file("first"), folder.file("second"), folder.file("x"));
+    symlink("second", &first).expect("a folder of our own");
+    symlink(&end, &second).expect("a folder of our own");
+    for _ in 0..2 {
+        small(&first);
+        assert!(fs::symlink_metadata(&end).expect("the file").is_file());
+        assert_eq!(folder.names(), ["first", "second", "x"]);
+        assert_eq!(fs::read_link(&first).expect("a link"), Path::new("second"));
+        assert_eq!(fs::read_link(&second).expect("a link"), end);
+    }
+}
+
+#[test]
+#[cfg(unix)]
 fn permissions_are_respected() {
     use std::os::unix::fs::PermissionsExt;
 
@@ -52,12 +70,23 @@ fn permissions_are_respected() {
     small(&path);
     let mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("our own");
     assert_eq!(fs::metadata(&path).expect("the file").permissions().mode() & 0o600, 0o600);
+    mode(&path, 0o600);
+    let inspecting = Tensor::new("n", &[1], |push: Push<'_, u8>| {
+        let names = folder.names();
+        assert_eq!(names.len(), 2, "a temporary file beside the old one");
+        for name in names {
+            assert_eq!(fs::metadata(folder.0.join(name)).expect("a file").permissions().mode() & 0o777, 0o600);
+        }
+        push(&[1])
+    });
+    save(&path, vec![inspecting]).expect("a folder of our own");
+    assert_eq!(fs::metadata(&path).expect("the file").permissions().mode() & 0o777, 0o600);
     mode(&path, 0o444);
+    assert_eq!(message(save(&path, Vec::new()), &path), "could not write to it: Permission denied");
     if fs::OpenOptions::new().write(true).open(&path).is_ok() {
         // The superuser ignores permissions.
         return;
     }
-    assert_eq!(message(save(&path, Vec::new()), &path), "could not write to it: Permission denied");
     mode(&path, 0o000);
     assert_eq!(message(Saved::open(&path), &path), "could not open it: Permission denied");
     mode(&folder.0, 0o555);

@@ -94,7 +94,7 @@ pub(crate) fn write_if(
     let failed = |error: io::Error| Error::file(path, action.as_str(), &error);
     // Declared before the sink, which holds the file open: dropped after it, so the file is closed before it is removed.
     let (temporary, mut file) =
-        Temporary::create(&target.folder).map_err(|error| Error::file(path, "make a file in its folder", &error))?;
+        Temporary::create(&target).map_err(|error| Error::file(path, "make a file in its folder", &error))?;
     file.seek(SeekFrom::Start(plan.head.len() as u64)).map_err(failed)?;
     let mut sink = Sink {
         out: BufWriter::with_capacity(BLOCK, file),
@@ -118,9 +118,6 @@ pub(crate) fn write_if(
     sink.out.seek(SeekFrom::Start(0)).map_err(failed)?;
     sink.out.write_all(&head).map_err(failed)?;
     sink.out.flush().map_err(failed)?;
-    if let Some(permissions) = &target.permissions {
-        sink.out.get_ref().set_permissions(permissions.clone()).map_err(failed)?;
-    }
     sink.out.get_ref().sync_all().map_err(failed)?;
     monitor.check()?;
     drop(sink);
@@ -249,6 +246,21 @@ impl Sink<'_> {
     }
 }
 
+#[cfg(unix)]
+const EACCES: i32 = 13;
+
+/// The name that a chain of links leads to, where there is no file yet.
+fn end_of_links(path: &Path) -> PathBuf {
+    let mut path = path.to_owned();
+    // No system follows more.
+    for _ in 0..40 {
+        let Ok(next) = fs::read_link(&path) else { break };
+        path.pop();
+        path.push(next);
+    }
+    path
+}
+
 /// The file to be replaced or created.
 struct Target {
     folder: PathBuf,
@@ -265,11 +277,16 @@ impl Target {
             Ok(there) if there.is_file() || there.is_dir() => {
                 // For the system's error for a folder or a read-only file: a rename would replace the latter.
                 OpenOptions::new().write(true).open(path).map_err(failed)?;
+                // The superuser may open it nevertheless.
+                #[cfg(unix)]
+                if there.permissions().readonly() {
+                    return Err(failed(io::Error::from_raw_os_error(EACCES)));
+                }
                 permissions = Some(there.permissions());
                 &fs::canonicalize(path).map_err(failed)?
             }
             Ok(_) => return Err(Error::bad_file(path, "a regular file or a free name", "a device or pipe")),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => path,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => &end_of_links(path),
             Err(error) => return Err(failed(error)),
         };
         let name = path.file_name().unwrap_or(OsStr::new(""));
@@ -291,12 +308,24 @@ struct Temporary {
 }
 
 impl Temporary {
-    fn create(folder: &Path) -> io::Result<(Self, File)> {
+    /// Create it with the permissions of the replaced file, before anything is written.
+    fn create(target: &Target) -> io::Result<(Self, File)> {
         let process = std::process::id();
         // The keys of a hasher are the only random bits in the standard library.
-        let path = folder.join(format!(".exactknn-{process}-{:016x}.tmp", RandomState::new().hash_one(process)));
-        let file = OpenOptions::new().write(true).create_new(true).open(&path)?;
-        Ok((Self { path, replaced: false }, file))
+        let name = format!(".exactknn-{process}-{:016x}.tmp", RandomState::new().hash_one(process));
+        let path = target.folder.join(name);
+        let mut options = OpenOptions::new();
+        options.write(true).create_new(true);
+        #[cfg(unix)]
+        if target.permissions.is_some() {
+            std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+        }
+        let file = options.open(&path)?;
+        let temporary = Self { path, replaced: false };
+        if let Some(permissions) = &target.permissions {
+            file.set_permissions(permissions.clone())?;
+        }
+        Ok((temporary, file))
     }
 
     fn replace(mut self, target: &Target) -> io::Result<()> {
