@@ -12,7 +12,7 @@ from exactknn._retrieval.evaluate import Evaluation
 from exactknn._retrieval.metrics import class_means, mean_of
 from exactknn._retrieval.task import Task
 
-_LONE = "lone: queries without positives (no reference of their class); excluded from every metric"
+_LONE = "lone: queries without positives (no reference of their class), excluded from all metrics"
 
 
 def as_table(task: Task, evaluation: Evaluation) -> str:

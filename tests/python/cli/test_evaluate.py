@@ -47,7 +47,7 @@ mean_reciprocal_rank          0.8667          5          1
 precision_at_1                0.8000          5          1
 r_precision                   0.8000          5          1
 
-lone: queries without positives (no reference of their class); excluded from every metric
+lone: queries without positives (no reference of their class), excluded from all metrics
 """,
         "",
     )
