@@ -76,7 +76,7 @@ def kills_of_resumed_searches(folders: Folders) -> Rows:
 
     def start(count: int) -> None:
         checkpoint.SECONDS, checkpoint.SHARE = 0.0, 0
-        search.FIRST_WORK, search._PIECE_SECONDS = 1200 * 4 * 300, 0.0
+        search.FIRST_WORK, search._PIECE_SECONDS = 600 * 4 * 150, 0.0
         writers.kill_at_rename(count)
 
     for count in (1, 2, 3):
@@ -124,7 +124,7 @@ def failures(folders: Folders) -> Rows:
 def full_disk(folders: Folders) -> Rows:
     """A real file system without space, where this user may mount one."""
     disk = folders.empty()
-    command = ["mount", "-t", "tmpfs", "-o", "size=32k,mode=755", "tmpfs", str(disk)]
+    command = ["mount", "-t", "tmpfs", "-o", "size=16k,mode=755", "tmpfs", str(disk)]
     try:
         mounted = subprocess.run(command, capture_output=True, check=False).returncode == 0
     except FileNotFoundError:
@@ -136,11 +136,9 @@ def full_disk(folders: Folders) -> Rows:
             folder = disk / "full"
             folder.mkdir()
             put_old(writer, folder)
-            size = max(map(len, folders.whole(name).values()))
             outcome = in_child(writer, folder, prefix="../")
             yield {
                 "writer": name,
-                "fits": size < 16384,
                 "code": outcome.code,
                 "printed": outcome.printed,
                 "states": folders.states(name, folder),

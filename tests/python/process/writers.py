@@ -7,7 +7,7 @@ is counted in bytes or given as a system call, never as a time.
 from __future__ import annotations
 
 import ctypes
-import importlib.util
+import importlib
 import itertools
 import os
 import platform
@@ -75,25 +75,27 @@ WRITERS = {
     "search in blocks": Writer(("o.ibin",), command(f"search {SEARCH} --output o.ibin --max-memory 1GB")),
     "groundtruth .bin": Writer(("gt.bin",), command(f"groundtruth --base @q.npy {SEARCH} --output gt.bin")),
     "groundtruth .hdf5": Writer(("gt.hdf5",), command(f"groundtruth --base @q.npy {SEARCH} --output gt.hdf5")),
-    "match .csv": Writer(("m.csv",), command("match --query @q.npy --threshold 1 --output m.csv")),
-    "match .npz": Writer(("m.npz",), command("match --query @q.npy --threshold 1 --output m.npz")),
+    "match .csv": Writer(("m.csv",), command("match --query @q.npy --threshold 0.7 --output m.csv")),
+    "match .npz": Writer(("m.npz",), command("match --query @q.npy --threshold 0.7 --output m.npz")),
     "evaluate": Writer(("c.csv", "r.html"), command(f"{EVALUATE} --per-class c.csv --report r.html")),
     "checkpoint": Writer(("state",), save_checkpoint),
     "Index.save": Writer(("x.index",), save_index),
 }
-if importlib.util.find_spec("h5py") is None:
+try:
+    importlib.import_module("h5py")  # here rather than in each child
+except ModuleNotFoundError:
     del WRITERS["groundtruth .hdf5"]
 COMMANDS = [name for name in WRITERS if name not in ("checkpoint", "Index.save")]
 
 
 def prepare() -> None:
     """Write the inputs to the current folder."""
-    rows = np.random.default_rng(0).standard_normal((1200, 4)).astype(np.float32)
+    rows = np.random.default_rng(0).standard_normal((600, 4)).astype(np.float32)
     bad = rows.copy()
     bad[7, 1] = np.nan
     for prefix, vectors in (("", rows), ("bad-", bad)):
         np.save(f"{prefix}q.npy", vectors)
-        np.save(f"{prefix}labels.npy", np.arange(1200) // 2)
+        np.save(f"{prefix}labels.npy", np.arange(600) // 2)
 
 
 # --- children --------------------------------------------------------------------------------------------------------
