@@ -39,8 +39,8 @@ from exactknn._stream.plan import (
 )
 from exactknn._stream.rows import PIECE_BYTES, ArrayRows, Rows, Stream
 
-FIRST_WORK = 1 << 33
-"""Multiply-adds of the first piece, if blocks are searched in pieces: a few seconds at the lowest SIMD level."""
+FIRST_WORK = 1 << 25
+"""Multiply-adds of the first piece, if blocks are searched in pieces: milliseconds, seconds where each is a power."""
 
 _PIECE_SECONDS = 1.0
 """Time that a piece should take: about the work that an interrupt may lose."""
