@@ -138,13 +138,25 @@ docs: setup ## the documentation site, in site/
 	$(BIN)/python -c 'import material' 2>/dev/null || $(BIN)/python -m pip install --quiet 'mkdocs-material>=9.5,<10'
 	$(BIN)/python -m mkdocs build --strict
 
+# A wheel for Linux is linked by zig against glibc 2.17: the linker of this machine would require its own glibc, since
+# libc took in pthread_create, dlsym and others in 2.34. `make RELEASE= wheel` does that, for this machine alone.
+RELEASE := $(if $(filter Linux,$(shell uname -s)),--zig --compatibility manylinux_2_17)
+LINKER := $(if $(findstring --zig,$(RELEASE)),$(STAMPS)/zig)
+
 .PHONY: wheel
-wheel: setup ## a release wheel, in dist/
-	$(BIN)/maturin build --release --out dist
+wheel: setup $(LINKER) ## a release wheel, in dist/; on Linux for glibc 2.17 and later
+	$(BIN)/maturin build --release $(RELEASE) --out dist
 
 .PHONY: wheel-check
-wheel-check: setup ## build the wheel and try it, with NumPy only, on every CPython >= 3.10 of this machine
-	$(BIN)/python -m tests.wheel.check_wheel
+wheel-check: setup $(LINKER) ## build the wheel and try it, with NumPy only, on every CPython >= 3.10 of this machine
+	$(BIN)/python -m tests.wheel.check_wheel $(RELEASE)
+
+$(STAMPS)/zig: $(STAMPS)/dependencies
+	@echo "Installing zig into $(VENV) (a large wheel, once) ..."
+	@$(BIN)/python -m pip install $(PIP_QUIET) 'ziglang>=0.13,<0.18' || { \
+		echo "A wheel for other machines needs zig, which could not be installed. Only for this machine:" >&2; \
+		echo "make RELEASE= wheel" >&2; exit 1; }
+	@touch $@
 
 .PHONY: clean
 clean: ## remove what was built; .venv stays, its extension is built anew by the next command

@@ -2,6 +2,7 @@
 
 Run from the project's root with ``python -m tests.wheel.check_wheel`` (or ``make wheel-check``). The interpreters are
 those on PATH and, where pyenv is used, all that it holds. Each gets an empty environment under build/wheel-check.
+Arguments go to ``maturin build``: with ``--zig`` the wheel must work with an old glibc.
 """
 
 from __future__ import annotations
@@ -12,8 +13,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.wheel import needed
+
 ROOT = Path(__file__).resolve().parents[2]
 WORK = ROOT / "build" / "wheel-check"
+GLIBC = (2, 17)
+"""The newest that a wheel for other machines may need; RHEL 8 has 2.28, Ubuntu 20.04 2.31."""
 
 # Runs in the empty environment, away from the sources.
 TRY = """
@@ -65,13 +70,19 @@ def run(*command: str, cwd: Path = ROOT) -> None:
     subprocess.run(command, cwd=cwd, check=True)
 
 
-def main() -> int:
+def main(arguments: list[str]) -> int:
     """Build, then install and try with each interpreter; the first failure ends it with a non-zero code."""
     shutil.rmtree(WORK, ignore_errors=True)
     WORK.mkdir(parents=True)
-    run(sys.executable, "-m", "maturin", "build", "--release", "--quiet", "--out", str(WORK))
+    run(sys.executable, "-m", "maturin", "build", "--release", "--quiet", "--out", str(WORK), *arguments)
     (wheel,) = WORK.glob("*.whl")
     print(f"{wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB", flush=True)
+    if sys.platform == "linux":
+        glibc = needed.newest_glibc(needed.of_wheel(wheel))
+        print(f"needs glibc {'.'.join(map(str, glibc))}", flush=True)
+        if "--zig" in arguments and glibc > GLIBC:
+            print(f"expected at most glibc {'.'.join(map(str, GLIBC))}", file=sys.stderr)
+            return 1
     versions = interpreters()
     for version, interpreter in versions.items():
         environment = WORK / "venv-{}.{}".format(*version)
@@ -84,4 +95,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(sys.argv[1:]))
