@@ -2,7 +2,7 @@
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
-use zerocopy::{Immutable, IntoBytes};
+use zerocopy::{FromZeros, Immutable, IntoBytes};
 
 use crate::error::{Argument, Error, Result};
 
@@ -56,7 +56,9 @@ pub enum Precision {
 }
 
 /// The precision in which results are returned and ranked: `f32` or `f64`.
-pub trait Output: Copy + Default + PartialEq + Send + Sync + std::fmt::Debug + 'static + sealed::Sealed {
+pub trait Output:
+    Copy + Default + PartialEq + Send + Sync + std::fmt::Debug + FromZeros + 'static + sealed::Sealed
+{
     /// This type, for code that is not generic over it.
     const PRECISION: Precision;
     /// Half the distance from 1 to the next number: the relative error of rounding to this type.

@@ -128,7 +128,7 @@ impl WithKernel for Tile {
         let rows = panels * K::NR;
         let data: Vec<f32> = (0..rows * dim).map(|i| ((i * 7919) % 1009) as f32 / 504.0 - 1.0).collect();
         let reference = MatrixRef::new(&data, rows, dim, Argument::Reference)?;
-        let frame = Frame::choose(simd, Metric::SqEuclidean, &reference);
+        let frame = Frame::choose(simd, Metric::SqEuclidean, &reference).expect("memory");
         let packed = PackedReference::<K>::pack(simd, &frame, &reference, 1, &Monitor::new())?;
         let queries: Vec<u32> = (0..K::MR as u32).collect();
         let query = PackedQuery::<K>::pack(simd, &frame, &reference, &queries)?;
@@ -136,7 +136,7 @@ impl WithKernel for Tile {
         for m in 0..K::MR {
             thresholds.open(m, f32::MAX, query.terms[m]);
         }
-        let mut candidates = CandidateLists::new(K::MR, K::NR);
+        let mut candidates = CandidateLists::new(K::MR, K::NR).expect("memory");
         Ok(Box::new(move || {
             let panel = QueryPanel { codes: query.panel(0), thresholds: &thresholds };
             kernel.scan(

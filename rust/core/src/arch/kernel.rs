@@ -20,6 +20,8 @@
 //! The caller drops pairs of missing rows.
 
 use crate::arch::level::Simd;
+use crate::error::Result;
+use crate::runtime::alloc::try_zeroed;
 use crate::saved::Stored;
 
 /// Lanes for queries in every array of a kernel: at least its `MR`, and the sixteen lanes of unpacked rows.
@@ -281,6 +283,9 @@ pub(crate) struct PanelRun<'a, C> {
     pub(crate) visit: Visit,
 }
 
+/// The purpose of the lists in [`crate::Error::OutOfMemory`].
+const LISTS: &str = "the lists of candidates";
+
 /// The candidates that a scan has reported: a list of reference rows with their keys for each row of the query panel.
 pub(crate) struct CandidateLists {
     capacity: usize,
@@ -294,15 +299,15 @@ impl CandidateLists {
     pub(crate) const SLACK: usize = 16;
 
     /// Lists with room for all rows of the longest run of panels of `nr` rows.
-    pub(crate) fn new(mr: usize, nr: usize) -> Self {
-        let capacity = MAX_RUN * nr + Self::SLACK;
-        Self { capacity, len: [0; MAX_MR], rows: vec![0; mr * capacity], keys: vec![0.0; mr * capacity] }
+    pub(crate) fn new(mr: usize, nr: usize) -> Result<Self> {
+        Self::of_rows(mr, MAX_RUN * nr)
     }
 
     /// Lists of `lanes` queries with room for `rows` rows each.
-    pub(crate) fn of_rows(lanes: usize, rows: usize) -> Self {
+    pub(crate) fn of_rows(lanes: usize, rows: usize) -> Result<Self> {
         let capacity = rows + Self::SLACK;
-        Self { capacity, len: [0; MAX_MR], rows: vec![0; lanes * capacity], keys: vec![0.0; lanes * capacity] }
+        let (rows, keys) = (try_zeroed(lanes * capacity, LISTS)?, try_zeroed(lanes * capacity, LISTS)?);
+        Ok(Self { capacity, len: [0; MAX_MR], rows, keys })
     }
 
     /// Rows and keys of query row `m`.

@@ -24,8 +24,10 @@ pub(crate) mod rows;
 use lanes::{ROWS, exponent, power_of_two, sum_rows};
 
 use crate::arch::level::multiversion;
+use crate::error::Result;
 use crate::matrix::{Element, MatrixRef, Wide};
 use crate::metric::Metric;
+use crate::runtime::alloc::try_vec;
 
 /// [`sum_rows`] of one row.
 #[inline(always)]
@@ -84,27 +86,29 @@ pub(crate) struct Prepared {
 }
 
 impl Prepared {
+    #[cfg(test)]
     pub(crate) fn new<E: Element>(metric: Metric, row: &[E]) -> Self {
-        Self::of_wide::<E>(metric, E::widen(row, &mut Vec::new()))
+        Self::of_wide::<E>(metric, E::widen(row, &mut Vec::new())).expect("memory")
     }
 
-    /// [`Prepared::new`] for a widened row.
-    pub(crate) fn of_wide<E: Element>(metric: Metric, wide: &[E::Wide]) -> Self {
+    /// The query of a widened row.
+    pub(crate) fn of_wide<E: Element>(metric: Metric, wide: &[E::Wide]) -> Result<Self> {
         let unit =
             if metric.normalizes() { unit_scale::<E>(wide) } else { UnitScale { pre: 1.0, inverse: 1.0, norm2: 1.0 } };
-        let row = match metric {
+        let mut row = try_vec(wide.len(), "prepared queries")?;
+        match metric {
             Metric::SqEuclidean | Metric::Euclidean | Metric::InnerProduct => {
-                wide.iter().map(|x| Wide::to_f64(*x)).collect()
+                row.extend(wide.iter().map(|x| Wide::to_f64(*x)));
             }
             Metric::Cityblock | Metric::Chebyshev | Metric::Minkowski(_) => {
-                wide.iter().map(|x| Wide::to_f64(*x)).collect()
+                row.extend(wide.iter().map(|x| Wide::to_f64(*x)));
             }
-            Metric::Cosine | Metric::CosineSimilarity => wide.iter().map(|x| Wide::to_f64(*x) * unit.pre).collect(),
+            Metric::Cosine | Metric::CosineSimilarity => row.extend(wide.iter().map(|x| Wide::to_f64(*x) * unit.pre)),
             Metric::NormalizedSqEuclidean | Metric::NormalizedEuclidean => {
-                wide.iter().map(|x| (Wide::to_f64(*x) * unit.pre) * unit.inverse).collect()
+                row.extend(wide.iter().map(|x| (Wide::to_f64(*x) * unit.pre) * unit.inverse));
             }
-        };
-        Self { metric, row, unit }
+        }
+        Ok(Self { metric, row, unit })
     }
 
     /// The row from which values are computed.
@@ -290,6 +294,17 @@ pub(crate) struct Widened(pub(crate) [Vec<f32>; ROWS]);
 impl Widened {
     pub(crate) fn new() -> Self {
         Self(std::array::from_fn(|_| Vec::new()))
+    }
+
+    /// Make room for rows of `dim` columns, so that widening a row allocates nothing.
+    #[inline(always)]
+    pub(crate) fn make_room(&mut self, dim: usize) -> Result<()> {
+        for row in &mut self.0 {
+            if row.capacity() < dim {
+                *row = try_vec(dim, "widened rows")?;
+            }
+        }
+        Ok(())
     }
 }
 

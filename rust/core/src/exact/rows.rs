@@ -11,9 +11,11 @@ use std::any::TypeId;
 
 use super::{Prepared, Widened, prefetch, score};
 use crate::arch::level::Simd;
-use crate::error::{Argument, Error};
+use crate::error::{Argument, Error, Result};
+use crate::exact::lanes::ROWS;
 use crate::matrix::{Element, MatrixRef, Precision, QueryRef, WideRow, first_non_finite};
 use crate::metric::Metric;
+use crate::runtime::alloc::{try_reserve, try_vec};
 use zerocopy::IntoBytes;
 
 /// See the module header.
@@ -31,9 +33,20 @@ pub(crate) trait Rows: Sync {
     /// One row, widened exactly; copied to `scratch` only if its type requires it.
     fn widen<'s>(&'s self, row: usize, scratch: &'s mut Vec<f32>) -> WideRow<'s>;
     /// One row as a query.
-    fn prepare(&self, metric: Metric, row: usize, scratch: &mut Vec<f32>) -> Prepared;
+    fn prepare(&self, metric: Metric, row: usize, scratch: &mut Vec<f32>) -> Result<Prepared>;
+    /// A buffer for [`Rows::widen`] and [`Rows::prepare`], large enough that they need not grow it.
+    fn scratch(&self) -> Result<Vec<f32>>;
+    /// Make room for rows of this matrix, so that widening them allocates nothing.
+    fn make_room(&self, scratch: &mut Widened) -> Result<()>;
     /// Float64 values of `query` with the rows `rows`; see [`super::score`].
-    fn score(&self, simd: Simd, query: &Prepared, rows: &[u32], scratch: &mut Widened, values: &mut Vec<f64>);
+    fn score(
+        &self,
+        simd: Simd,
+        query: &Prepared,
+        rows: &[u32],
+        scratch: &mut Widened,
+        values: &mut Vec<f64>,
+    ) -> Result<()>;
     /// Prefetch the beginning of these rows.
     fn prefetch(&self, rows: &[u32]);
     /// Whether a row has neither NaN nor infinity.
@@ -44,6 +57,11 @@ pub(crate) trait Rows: Sync {
     fn identity(&self) -> (usize, usize);
     /// The element type, and all elements as bytes.
     fn bytes(&self) -> (TypeId, &[u8]);
+}
+
+/// Whether widening a row copies it.
+fn needs_copy<E: Element>() -> bool {
+    size_of::<E>() < size_of::<E::Wide>()
 }
 
 /// Whether `rows` begins with the rows `first`, bit by bit. Rows in the same memory are not read. Others are, up to the first
@@ -81,12 +99,32 @@ impl<E: Element> Rows for MatrixRef<'_, E> {
         E::wide_row(E::widen(self.row(row), scratch))
     }
 
-    fn prepare(&self, metric: Metric, row: usize, scratch: &mut Vec<f32>) -> Prepared {
+    fn scratch(&self) -> Result<Vec<f32>> {
+        try_vec(if needs_copy::<E>() { MatrixRef::dim(self) } else { 0 }, "widened rows")
+    }
+
+    fn make_room(&self, scratch: &mut Widened) -> Result<()> {
+        if needs_copy::<E>() { scratch.make_room(MatrixRef::dim(self)) } else { Ok(()) }
+    }
+
+    fn prepare(&self, metric: Metric, row: usize, scratch: &mut Vec<f32>) -> Result<Prepared> {
         Prepared::of_wide::<E>(metric, E::widen(self.row(row), scratch))
     }
 
-    fn score(&self, simd: Simd, query: &Prepared, rows: &[u32], scratch: &mut Widened, values: &mut Vec<f64>) {
+    fn score(
+        &self,
+        simd: Simd,
+        query: &Prepared,
+        rows: &[u32],
+        scratch: &mut Widened,
+        values: &mut Vec<f64>,
+    ) -> Result<()> {
+        // All that `score` needs, so that it allocates nothing.
+        self.make_room(scratch)?;
+        values.clear();
+        try_reserve(values, rows.len() + ROWS, "the values of candidates")?;
         score(simd, query, *self, rows, scratch, values);
+        Ok(())
     }
 
     fn prefetch(&self, rows: &[u32]) {

@@ -9,9 +9,11 @@
 
 use crate::arch::kernel::Centred;
 use crate::arch::level::{Simd, multiversion};
+use crate::error::Result;
 use crate::exact::relative_error;
 use crate::filter::bound::{LARGEST_NORM, U32, VANISHED, f32_lane_error};
 use crate::metric::{Geometry, Metric};
+use crate::runtime::alloc::{FRAME, try_collect};
 
 pub(crate) const LANES: usize = 16;
 
@@ -118,15 +120,18 @@ impl Sums {
 
 impl Frame {
     /// `None` if the frame is not exact in float32.
-    pub(crate) fn new(centre: &[f64], query_centre: &[f64], scale: f64) -> Option<Self> {
-        let exact = |x: f64| (f64::from(x as f32) == x).then_some(x as f32);
-        let other: Vec<f64> = query_centre.iter().map(|c| c * scale).collect();
-        Some(Self {
-            centre: centre.iter().map(|&c| exact(c)).collect::<Option<_>>()?,
-            other: other.iter().map(|&c| exact(c)).collect::<Option<_>>()?,
-            other_norm: other.iter().map(|c| c * c).sum::<f64>().sqrt() * (1.0 + relative_error(centre.len())),
-            scale: exact(scale).filter(|scale| scale.is_normal())?,
-        })
+    pub(crate) fn new(centre: &[f64], query_centre: &[f64], scale: f64) -> Result<Option<Self>> {
+        let is_exact = |x: f64| f64::from(x as f32) == x;
+        let other = || query_centre.iter().map(|c| c * scale);
+        if !centre.iter().copied().chain(other()).chain([scale]).all(is_exact) || !(scale as f32).is_normal() {
+            return Ok(None);
+        }
+        Ok(Some(Self {
+            centre: try_collect(centre.iter().map(|&c| c as f32), FRAME)?,
+            other: try_collect(other().map(|c| c as f32), FRAME)?,
+            other_norm: other().map(|c| c * c).sum::<f64>().sqrt() * (1.0 + relative_error(centre.len())),
+            scale: scale as f32,
+        }))
     }
 
     /// Centre a reference row; `None` if that is not safe in float32, in particular if the row is not finite.

@@ -10,6 +10,7 @@
 
 use crate::arch::kernel::Centred;
 use crate::arch::level::{Simd, multiversion};
+use crate::error::Result;
 use crate::exact::lanes::{exponent, power_of_two};
 use crate::exact::rows::Rows;
 use crate::exact::{UnitScale, relative_error, unit_scale_of};
@@ -17,6 +18,7 @@ use crate::filter::bound::{LARGEST_NORM, TAU, U32};
 use crate::filter::center_f32;
 use crate::matrix::{Element, Precision, Wide, WideRow};
 use crate::metric::{Geometry, Metric};
+use crate::runtime::alloc::{FRAME, try_collect, try_vec, try_zeroed};
 
 /// Most rows in the sample.
 const SAMPLE: usize = 256;
@@ -135,39 +137,39 @@ fn padded<T: Copy + Default>(rest: &[T]) -> [T; LANES] {
 }
 
 /// The row before centring: divided by its norm if the metric normalises.
-fn unit_row<E: Element>(simd: Simd, metric: Metric, wide: &[E::Wide]) -> Vec<f64> {
+fn unit_row<E: Element>(simd: Simd, metric: Metric, wide: &[E::Wide]) -> Result<Vec<f64>> {
     let unit = if metric.normalizes() { unit_scale_of::<E>(simd, wide) } else { NO_UNIT };
-    wide.iter().map(|x| (Wide::to_f64(*x) * unit.pre) * unit.inverse).collect()
+    try_collect(wide.iter().map(|x| (Wide::to_f64(*x) * unit.pre) * unit.inverse), FRAME)
 }
 
 const NO_UNIT: UnitScale = UnitScale { pre: 1.0, inverse: 1.0, norm2: 1.0 };
 
 impl Frame {
     /// Choose centre and scale from a strided sample of the reference (references are often sorted by class).
-    pub(crate) fn choose(simd: Simd, metric: Metric, reference: &dyn Rows) -> Self {
+    pub(crate) fn choose(simd: Simd, metric: Metric, reference: &dyn Rows) -> Result<Self> {
         let dim = reference.dim();
         let stride = reference.rows().div_ceil(SAMPLE).max(1);
-        let mut scratch = Vec::new();
-        let mut rows: Vec<(f64, Vec<f64>)> = Vec::new();
+        let mut scratch = reference.scratch()?;
         // Bound the elements of the sample too, not only its rows: wide rows would make it expensive.
         let most = (1 << 20) / dim + 16;
+        let mut rows: Vec<(f64, Vec<f64>)> = try_vec(most.min(SAMPLE), FRAME)?;
         for row in (0..reference.rows()).step_by(stride).take(most) {
             let row = match reference.widen(row, &mut scratch) {
-                WideRow::F32(row) => unit_row::<f32>(simd, metric, row),
-                WideRow::F64(row) => unit_row::<f64>(simd, metric, row),
+                WideRow::F32(row) => unit_row::<f32>(simd, metric, row)?,
+                WideRow::F64(row) => unit_row::<f64>(simd, metric, row)?,
             };
             let size = row.iter().fold(0.0f64, |m, x| if x.is_nan() { f64::INFINITY } else { m.max(x.abs()) });
             if size.is_finite() {
                 rows.push((size, row));
             }
         }
-        let mut sizes: Vec<f64> = rows.iter().map(|(size, _)| *size).collect();
+        let mut sizes = try_collect(rows.iter().map(|(size, _)| *size), FRAME)?;
         sizes.sort_unstable_by(f64::total_cmp);
         let median = sizes.get(sizes.len() / 2).copied().unwrap_or(0.0);
         rows.retain(|(size, _)| *size <= OUTLIER * median);
 
         let count = rows.len().max(1) as f64;
-        let mut centre = vec![0.0f64; dim];
+        let mut centre = try_zeroed::<f64>(dim, FRAME)?;
         for (_, row) in &rows {
             for (c, x) in centre.iter_mut().zip(row) {
                 *c += x / count;
@@ -194,11 +196,15 @@ impl Frame {
     }
 
     /// The frame of this centre and scale; `double` says whether the rows are float64.
-    pub(super) fn new(metric: Metric, centre: Vec<f64>, scale: f64, double: bool) -> Self {
-        let query_centre = if metric == Metric::InnerProduct { vec![0.0; centre.len()] } else { centre.clone() };
+    pub(super) fn new(metric: Metric, centre: Vec<f64>, scale: f64, double: bool) -> Result<Self> {
+        let query_centre = if metric == Metric::InnerProduct {
+            try_zeroed(centre.len(), FRAME)?
+        } else {
+            try_collect(centre.iter().copied(), FRAME)?
+        };
         let norm = |x: &[f64]| x.iter().map(|c| c * c).sum::<f64>().sqrt();
-        let center_f32 = if double { None } else { center_f32::Frame::new(&centre, &query_centre, scale) };
-        Self {
+        let center_f32 = if double { None } else { center_f32::Frame::new(&centre, &query_centre, scale)? };
+        Ok(Self {
             metric,
             scale,
             centre_norm: norm(&centre),
@@ -206,7 +212,7 @@ impl Frame {
             centre,
             query_centre,
             center_f32,
-        }
+        })
     }
 
     pub(crate) fn scale2(&self) -> f64 {

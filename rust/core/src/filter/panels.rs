@@ -18,8 +18,7 @@ use crate::exact::rows::Rows;
 use crate::filter::codes::Codes;
 use crate::filter::frame::Frame;
 use crate::runtime::Monitor;
-use crate::runtime::alloc::try_vec;
-use crate::runtime::alloc::{Aligned, try_zeroed};
+use crate::runtime::alloc::{Aligned, try_filled, try_vec, try_zeroed};
 
 /// The first row that is not finite, as found by many threads in any order.
 pub(crate) struct FirstBad(AtomicUsize);
@@ -66,7 +65,7 @@ impl<K: Microkernel> PackedReference<K> {
         let mut codes = Aligned::zeroed(panels * panel_len, "the packed reference")?;
         let mut offsets = Aligned::zeroed(panels * K::NR, "the packed reference")?;
         let mut scales = Aligned::zeroed(panels * K::NR, "the packed reference")?;
-        let mut terms = try_zeroed::<PanelTerms>(panels, "the packed reference")?;
+        let mut terms = try_filled(PanelTerms::default(), panels, "the packed reference")?;
         let bad = FirstBad::new();
         let pack_panel = |(scratch, out): &mut (Vec<f32>, Vec<f32>),
                           panel: usize,
@@ -99,11 +98,11 @@ impl<K: Microkernel> PackedReference<K> {
                 *terms = terms.max(encoded.error);
             }
         };
-        let buffers = || (Vec::new(), vec![0.0f32; reference.dim()]);
+        let buffers = || Ok((reference.scratch()?, try_zeroed::<f32>(reference.dim(), "the packed reference")?));
         let (codes_out, offsets_out, scales_out) =
             (codes.as_mut_slice(), offsets.as_mut_slice(), scales.as_mut_slice());
         if threads == 1 {
-            let mut buffers = buffers();
+            let mut buffers = buffers()?;
             let panels = codes_out
                 .chunks_mut(panel_len)
                 .zip(offsets_out.chunks_mut(K::NR))
@@ -120,9 +119,11 @@ impl<K: Microkernel> PackedReference<K> {
                 .zip(&mut terms)
                 .enumerate()
                 .with_min_len(((1 << 16) / panel_len).max(1))
-                .for_each_init(buffers, |buffers, (panel, (((codes, offsets), scales), terms))| {
+                .try_for_each_init(buffers, |buffers, (panel, (((codes, offsets), scales), terms))| {
+                    let buffers = buffers.as_mut().map_err(|error: &mut Error| error.clone())?;
                     pack_panel(buffers, panel, codes, offsets, scales, terms);
-                });
+                    Ok(())
+                })?;
         }
         monitor.check()?;
         bad.check(reference, Argument::Reference)?;
@@ -233,7 +234,7 @@ impl<K: Microkernel> PackedQuery<K> {
         let mut codes = Aligned::<K::Code>::zeroed(rows.len().div_ceil(K::MR) * panel_len, "packed queries")?;
         let mut terms = try_vec(rows.len(), "packed queries")?;
         let mut shifts = try_vec(rows.len(), "packed queries")?;
-        let (mut scratch, mut out) = (Vec::new(), vec![0.0f32; query.dim()]);
+        let (mut scratch, mut out) = (query.scratch()?, try_zeroed::<f32>(query.dim(), "packed queries")?);
         for (i, &row) in rows.iter().enumerate() {
             let row = row as usize;
             let wide = query.widen(row, &mut scratch);

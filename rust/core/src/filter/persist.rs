@@ -14,8 +14,7 @@ use super::panels::PackedReference;
 use crate::arch::kernel::{Microkernel, PanelTerms};
 use crate::error::{Error, Result};
 use crate::metric::Metric;
-use crate::runtime::alloc::Aligned;
-use crate::runtime::alloc::try_vec;
+use crate::runtime::alloc::{Aligned, try_collect, try_vec};
 use crate::saved::{Mapped, Push, Saved, Stored, Tensor};
 
 /// The name of the format of a kernel's codes.
@@ -40,7 +39,7 @@ impl Frame {
             let wanted = format!("a power of two and a finite centre in tensor {name:?}");
             return Err(Error::bad_file(saved.path(), wanted, "something else"));
         }
-        Ok(Self::new(metric, centre.to_vec(), scale, double))
+        Self::new(metric, try_collect(centre.iter().copied(), "the saved panels")?, scale, double)
     }
 }
 
@@ -82,7 +81,8 @@ impl<K: Microkernel> PackedReference<K> {
             Ok(copy)
         };
         let numbers: Vec<f32> = read(saved, &format!("{prefix}terms"), &[panels, 3])?;
-        let terms = numbers.as_chunks().0.iter().map(|&[a, b, c]| PanelTerms { a, b, c }).collect();
+        let terms = numbers.as_chunks().0.iter().map(|&[a, b, c]| PanelTerms { a, b, c });
+        let terms = try_collect(terms, "the saved panels")?;
         Ok(Self {
             codes: Codes::Mapped(codes),
             offsets: copied("offsets")?,

@@ -13,6 +13,7 @@
 use crate::arch::kernel::{CandidateLists, MAX_RUN};
 use crate::arch::level::Simd;
 use crate::arch::{UNPACKED_LANES as QUERIES, UNPACKED_ROWS, unpacked_sums};
+use crate::error::Result;
 use crate::exact::lanes::ROWS;
 use crate::exact::rows::Rows;
 use crate::exact::{Prepared, Widened};
@@ -20,6 +21,7 @@ use crate::filter::bound::{KeyMap, U32, UNDERFLOW, down, f32_lane_error, up};
 use crate::filter::center_f32::dot;
 use crate::matrix::WideRow;
 use crate::metric::{Geometry, Metric};
+use crate::runtime::alloc::try_filled;
 
 const _: () = assert!(UNPACKED_ROWS == ROWS);
 
@@ -57,9 +59,9 @@ pub(crate) struct Panel {
 
 impl Panel {
     /// A panel that rejects nothing until [`Panel::reject_below`]. Lanes without a query report only NaN keys.
-    pub(crate) fn new(metric: Metric, queries: &[Prepared]) -> Self {
+    pub(crate) fn new(metric: Metric, queries: &[Prepared]) -> Result<Self> {
         let dim = queries.first().map_or(0, |query| query.row().len());
-        let mut columns = vec![[0.0f32; QUERIES]; dim];
+        let mut columns = try_filled([0.0f32; QUERIES], dim, "prepared queries")?;
         let mut fixed = [f32::INFINITY; QUERIES];
         for (lane, query) in queries.iter().enumerate() {
             let unit = if metric.normalizes() { query.to_unit() } else { 1.0 };
@@ -68,7 +70,7 @@ impl Panel {
             }
             fixed[lane] = f32::NEG_INFINITY;
         }
-        Self { metric, columns, fixed, slope: [0.0; QUERIES] }
+        Ok(Self { metric, columns, fixed, slope: [0.0; QUERIES] })
     }
 
     /// The relation between the values and keys of `query`, and its terms in the thresholds.

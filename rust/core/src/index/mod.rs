@@ -23,7 +23,7 @@ use crate::error::{Argument, Error, Result};
 use crate::matrix::{Element, MatrixRef, QueryRef, check_row_count};
 use crate::metric::Metric;
 use crate::runtime::Monitor;
-use crate::runtime::alloc::try_vec;
+use crate::runtime::alloc::{try_collect, try_reserve, try_vec};
 use crate::runtime::pool;
 use crate::saved::Stored;
 use crate::search::Execution;
@@ -149,7 +149,10 @@ impl<E: Element + Stored> Index<E> {
         self.check_total(&segments, segment.rows())?;
         match segments.last_mut().filter(|last| last.is_growing() && segment.is_growing()) {
             Some(growing) => Segment::append(growing, segment.matrix()?)?,
-            None => segments.push(Arc::new(segment)),
+            None => {
+                try_reserve(&mut segments, 1, "the segments")?;
+                segments.push(Arc::new(segment));
+            }
         }
         let last = segments.last().filter(|last| !last.is_growing()).map(Arc::clone);
         drop(segments);
@@ -272,11 +275,16 @@ impl<E: Element + Stored> Snapshot<E> {
     }
 
     fn matrices(&self) -> Result<Vec<MatrixRef<'_, E>>> {
-        self.segments.iter().map(|segment| segment.unverified()).collect()
+        let mut matrices = try_vec(self.segments.len(), "the segments")?;
+        for segment in &self.segments {
+            matrices.push(segment.unverified()?);
+        }
+        Ok(matrices)
     }
 
-    fn sources<'a>(&'a self, matrices: &'a [MatrixRef<'a, E>]) -> Vec<Source<'a>> {
-        self.segments.iter().zip(matrices).map(|(segment, rows)| segment.source(rows)).collect()
+    fn sources<'a>(&'a self, matrices: &'a [MatrixRef<'a, E>]) -> Result<Vec<Source<'a>>> {
+        let sources = self.segments.iter().zip(matrices).map(|(segment, rows)| segment.source(rows));
+        try_collect(sources, "the segments")
     }
 
     /// The sizes of a search for the `k` nearest.
@@ -315,7 +323,7 @@ impl<E: Element + Stored> Snapshot<E> {
         let search = || {
             monitor.begin(self.problem(query.rows(), options.k, options.threads).pairs());
             let mut search = BlockSearch::of(query, options)?;
-            for source in self.sources(&self.matrices()?) {
+            for source in self.sources(&self.matrices()?)? {
                 search.add(query, source, monitor)?;
             }
             search.result::<E>()
@@ -339,7 +347,7 @@ impl<E: Element + Stored> Snapshot<E> {
         let execution = self.execution(query.rows(), 1, options.simd, options.threads);
         let problem = options.problem(query, self.rows(), E::DOUBLE, false);
         let problem = Problem { threads: execution.threads(), ..problem };
-        let search = || radius::search(query, &self.sources(&self.matrices()?), options, problem, monitor);
+        let search = || radius::search(query, &self.sources(&self.matrices()?)?, options, problem, monitor);
         execution.run(|| reading(&self.segments, search))
     }
 
@@ -360,7 +368,7 @@ impl<E: Element + Stored> Snapshot<E> {
         let execution = self.execution(query.rows(), 1, options.simd, options.threads);
         let problem = options.problem(query, self.rows(), E::DOUBLE, false);
         let problem = Problem { threads: execution.threads(), ..problem };
-        let search = || ranks::search(query, &self.sources(&self.matrices()?), groups, options, problem, monitor);
+        let search = || ranks::search(query, &self.sources(&self.matrices()?)?, groups, options, problem, monitor);
         execution.run(|| reading(&self.segments, search))
     }
 }

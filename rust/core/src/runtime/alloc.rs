@@ -1,6 +1,12 @@
 //! Buffers whose size depends on the input: a failed allocation is an error, not an abort.
 
+use rayon::prelude::*;
+use zerocopy::FromZeros;
+
 use crate::error::{Error, Result};
+
+/// The purpose of the buffers of frames in [`Error::OutOfMemory`].
+pub(crate) const FRAME: &str = "the centre of the references";
 
 /// An empty vector with room for `len` elements, or [`Error::OutOfMemory`] instead of an abort.
 pub(crate) fn try_vec<T>(len: usize, what: &'static str) -> Result<Vec<T>> {
@@ -14,11 +20,49 @@ pub(crate) fn try_reserve<T>(list: &mut Vec<T>, more: usize, what: &'static str)
     list.try_reserve(more).map_err(|_| Error::OutOfMemory { what, bytes: more.saturating_mul(size_of::<T>()) })
 }
 
+/// `items`, whose number is known, as a vector, or [`Error::OutOfMemory`] instead of an abort.
+pub(crate) fn try_collect<T>(items: impl ExactSizeIterator<Item = T>, what: &'static str) -> Result<Vec<T>> {
+    let mut vec = try_vec(items.len(), what)?;
+    vec.extend(items);
+    Ok(vec)
+}
+
+/// `len` copies of `value`, or [`Error::OutOfMemory`] instead of an abort.
+pub(crate) fn try_filled<T: Clone>(value: T, len: usize, what: &'static str) -> Result<Vec<T>> {
+    let mut vec = try_vec(len, what)?;
+    vec.resize(len, value);
+    Ok(vec)
+}
+
+/// Append `items`, or [`Error::OutOfMemory`] instead of an abort.
+pub(crate) fn try_extend<T: Copy>(list: &mut Vec<T>, items: &[T], what: &'static str) -> Result<()> {
+    try_reserve(list, items.len(), what)?;
+    list.extend_from_slice(items);
+    Ok(())
+}
+
 /// Zeros, without touching the pages: page faults happen in the threads that fill them.
-pub(crate) fn try_zeroed<T: Copy + Default>(len: usize, what: &'static str) -> Result<Vec<T>> {
-    // `vec!` gets zeroed pages from the system, but aborts on failure: try the same allocation first.
-    drop(try_vec::<T>(len, what)?);
-    Ok(vec![T::default(); len])
+pub(crate) fn try_zeroed<T: FromZeros>(len: usize, what: &'static str) -> Result<Vec<T>> {
+    T::new_vec_zeroed(len).map_err(|_| Error::OutOfMemory { bytes: len.saturating_mul(size_of::<T>()), what })
+}
+
+/// `work` for all items, in parallel, one task an item; the results are in the order of the items. Only rayon's own buffers,
+/// of a fixed size, are allocated without a check.
+pub(crate) fn try_map_parallel<T: Send, R: Send>(
+    items: Vec<T>,
+    what: &'static str,
+    work: impl Fn(T) -> Result<R> + Sync,
+) -> Result<Vec<R>> {
+    let mut places = try_vec(items.len(), what)?;
+    places.resize_with(items.len(), || None);
+    // `with_max_len(1)`: rayon would group the tasks, and the last group delays the call.
+    items.into_par_iter().zip(&mut places).with_max_len(1).try_for_each(|(item, place)| {
+        *place = Some(work(item)?);
+        Ok(())
+    })?;
+    let mut results = try_vec(places.len(), what)?;
+    results.extend(places.into_iter().flatten());
+    Ok(results)
 }
 
 /// Request 2 MiB pages for a large, untouched buffer that will be read many times: page faults and TLB misses of 4 KiB pages
@@ -48,7 +92,7 @@ pub(crate) struct Aligned<T> {
     len: usize,
 }
 
-impl<T: Copy + Default> Aligned<T> {
+impl<T: FromZeros> Aligned<T> {
     const LINE: usize = 64;
 
     pub(crate) fn zeroed(len: usize, what: &'static str) -> Result<Self> {

@@ -22,6 +22,7 @@ use super::{
 };
 use crate::error::{Error, Result};
 use crate::runtime::Monitor;
+use crate::runtime::alloc::try_collect;
 
 /// Bytes that are read between two looks at the monitor.
 const READ_BYTES: usize = 1 << 24;
@@ -40,7 +41,7 @@ struct Contents {
     mapped: Option<Origin>,
     head: Head,
     /// One bit per block.
-    verified: Box<[AtomicU64]>,
+    verified: Vec<AtomicU64>,
 }
 
 /// The open file of a map, and its size and time of modification when it was mapped.
@@ -129,7 +130,12 @@ impl Saved {
         let file = Self::open_file(path)?;
         // SAFETY: the map is read-only, and by the contract of this function the file is not modified or truncated while it
         // is open. This library itself replaces such files and never modifies them.
-        let map = unsafe { Mmap::map(&file) }.map_err(|error| Error::file(path, "open it", &error))?;
+        let map = unsafe { Mmap::map(&file) }.map_err(|error| match (error.kind(), file.metadata()) {
+            (io::ErrorKind::OutOfMemory, Ok(there)) => {
+                Error::OutOfMemory { bytes: usize::try_from(there.len()).unwrap_or(usize::MAX), what: "the index" }
+            }
+            _ => Error::file(path, "open it", &error),
+        })?;
         let origin = Origin::new(file).map_err(|error| Error::file(path, "open it", &error))?;
         Self::of(path, map, Some(origin))
     }
@@ -169,7 +175,8 @@ impl Saved {
 
     fn of(path: &Path, map: Mmap, mapped: Option<Origin>) -> Result<Self> {
         let head = Head::parse(&map).map_err(|Mismatch { wanted, found }| Error::bad_file(path, wanted, found))?;
-        let verified = (0..head.blocks.div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
+        let words = (0..head.blocks.div_ceil(64)).map(|_| AtomicU64::new(0));
+        let verified = try_collect(words, "the index")?;
         Ok(Self { contents: Arc::new(Contents { path: path.to_owned(), map, mapped, head, verified }) })
     }
 

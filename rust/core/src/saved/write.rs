@@ -6,7 +6,7 @@ use std::ffi::OsStr;
 use std::fmt::Write as _;
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::hash::{BuildHasher, RandomState};
-use std::io::{self, BufWriter, Seek, SeekFrom, Write};
+use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use safetensors::Dtype;
@@ -20,6 +20,10 @@ use super::{
 };
 use crate::error::{Error, Result};
 use crate::runtime::Monitor;
+use crate::runtime::alloc::try_vec;
+
+/// The purpose of buffers in [`Error::OutOfMemory`].
+const WRITTEN: &str = "the file of the index";
 
 /// Appends elements to a tensor.
 pub type Push<'a, T> = &'a mut dyn FnMut(&[T]) -> Result<()>;
@@ -97,11 +101,11 @@ pub(crate) fn write_if(
         Temporary::create(&target).map_err(|error| Error::file(path, "make a file in its folder", &error))?;
     file.seek(SeekFrom::Start(plan.head.len() as u64)).map_err(failed)?;
     let mut sink = Sink {
-        out: BufWriter::with_capacity(BLOCK, file),
+        out: Buffered { file, waiting: try_vec(BLOCK, WRITTEN)? },
         hasher: Xxh3::new(),
         in_block: 0,
         pushed: 0,
-        checksums: Vec::new(),
+        checksums: try_vec(plan.tensors.iter().map(|(_, bytes)| bytes.div_ceil(BLOCK)).sum(), WRITTEN)?,
         failed: &failed,
         monitor,
     };
@@ -115,10 +119,11 @@ pub(crate) fn write_if(
     head[plan.table..][..blocks.len()].copy_from_slice(blocks);
     let digits = head_digits(&head);
     head[LENGTH + HEADER_START.len()..][..DIGITS].copy_from_slice(digits.as_bytes());
-    sink.out.seek(SeekFrom::Start(0)).map_err(failed)?;
-    sink.out.write_all(&head).map_err(failed)?;
     sink.out.flush().map_err(failed)?;
-    sink.out.get_ref().sync_all().map_err(failed)?;
+    let mut file = &sink.out.file;
+    file.seek(SeekFrom::Start(0)).map_err(failed)?;
+    file.write_all(&head).map_err(failed)?;
+    file.sync_all().map_err(failed)?;
     monitor.check()?;
     drop(sink);
     temporary.replace(&target).map_err(|error| Error::file(path, "put the new file in its place", &error))
@@ -186,7 +191,7 @@ impl<'a> Plan<'a> {
         }
         header.push('}');
         let data = (LENGTH + header.len()).next_multiple_of(ALIGNMENT);
-        let mut head = Vec::with_capacity(data + table_bytes);
+        let mut head = try_vec(data + table_bytes, WRITTEN)?;
         head.extend(((data - LENGTH) as u64).to_le_bytes());
         head.extend(header.into_bytes());
         head.resize(data, b' ');
@@ -195,9 +200,35 @@ impl<'a> Plan<'a> {
     }
 }
 
+/// A file, written in pieces of up to [`BLOCK`] bytes. Like [`std::io::BufWriter`], whose buffer aborts if memory ends.
+struct Buffered {
+    file: File,
+    /// Bytes that have not been written yet; its capacity is [`BLOCK`].
+    waiting: Vec<u8>,
+}
+
+impl Buffered {
+    fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
+        if self.waiting.len() + bytes.len() > BLOCK {
+            self.flush()?;
+        }
+        if bytes.len() >= BLOCK {
+            return self.file.write_all(bytes);
+        }
+        self.waiting.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let outcome = self.file.write_all(&self.waiting);
+        self.waiting.clear();
+        outcome
+    }
+}
+
 /// The destination of the tensors' bytes: the file, and the checksum of each block.
 struct Sink<'a> {
-    out: BufWriter<File>,
+    out: Buffered,
     hasher: Xxh3,
     in_block: usize,
     /// Bytes of the current tensor so far.

@@ -28,6 +28,10 @@ use crate::filter::bound::KeyMap;
 use crate::filter::panels::{FirstBad, KeyErrors, PackedQuery};
 use crate::filter::unpacked::{MOST_ROWS, Panel, UnpackedTerms};
 use crate::filter::{Filter, with_filter};
+use crate::runtime::alloc::{try_collect, try_vec};
+
+/// The purpose of encoded queries in [`Error::OutOfMemory`].
+const PREPARED: &str = "prepared queries";
 
 /// A filter, prepared for one source of references and shared by all threads.
 pub(crate) trait Scanner: Sync {
@@ -54,7 +58,7 @@ pub(crate) trait Engine {
     /// Units of the first run of queries without a floor; doubled up to a whole block.
     fn warm_up_units(&self) -> usize;
     /// Candidate lists with room for a group and a block.
-    fn lists(&self) -> CandidateLists;
+    fn lists(&self) -> Result<CandidateLists>;
     /// The relation of a query's keys to its values; `None` if this engine has no keys.
     fn key_map(&self, query: usize) -> Option<KeyMap>;
     /// The error bounds of a query's keys; `None` if candidates are reported without keys.
@@ -115,7 +119,8 @@ impl<K: Microkernel> Scanner for Packed<'_, K> {
         let Panels { frame, packed } = &*self.panels;
         let query = PackedQuery::pack(self.context.simd, frame, self.context.query, queries)?;
         // In a self-search queries and references have the same numbers. The tile needs their offsets as references too.
-        let as_references = if self.is_symmetric() { queries.to_vec() } else { Vec::new() };
+        let own: &[u32] = if self.is_symmetric() { queries } else { &[] };
+        let as_references = try_collect(own.iter().copied(), PREPARED)?;
         let scale2 = frame.scale2();
         Ok(Box::new(PackedEngine { scanner: self, packed, query, as_references, scale2 }))
     }
@@ -151,7 +156,7 @@ impl<K: Microkernel> Engine for PackedEngine<'_, K> {
         plan::WARM_UP_PANELS
     }
 
-    fn lists(&self) -> CandidateLists {
+    fn lists(&self) -> Result<CandidateLists> {
         CandidateLists::new(K::MR, K::NR)
     }
 
@@ -252,7 +257,7 @@ impl Engine for DirectEngine<'_> {
         usize::MAX
     }
 
-    fn lists(&self) -> CandidateLists {
+    fn lists(&self) -> Result<CandidateLists> {
         CandidateLists::of_rows(1, self.0.block())
     }
 
@@ -290,8 +295,12 @@ impl Scanner for Unpacked<'_> {
     fn engine<'s>(&'s self, _: &[u32], prepared: &[Prepared]) -> Result<Box<dyn Engine + 's>> {
         let metric = self.0.context.metric;
         // The sum of a lane depends on its query and the row alone, so the grouping of queries affects no key.
-        let panels = prepared.chunks(UNPACKED_LANES).map(|queries| Panel::new(metric, queries)).collect();
-        let terms = prepared.iter().map(|query| Panel::terms(metric, query)).collect();
+        let chunks = prepared.chunks(UNPACKED_LANES);
+        let mut panels = try_vec(chunks.len(), PREPARED)?;
+        for queries in chunks {
+            panels.push(Panel::new(metric, queries)?);
+        }
+        let terms = try_collect(prepared.iter().map(|query| Panel::terms(metric, query)), PREPARED)?;
         Ok(Box::new(UnpackedEngine { scanner: &self.0, panels, terms, wide: Widened::new() }))
     }
 
@@ -323,7 +332,7 @@ impl Engine for UnpackedEngine<'_> {
         plan::WARM_UP_ROWS
     }
 
-    fn lists(&self) -> CandidateLists {
+    fn lists(&self) -> Result<CandidateLists> {
         CandidateLists::of_rows(UNPACKED_LANES, self.scanner.block())
     }
 
@@ -353,6 +362,7 @@ impl Engine for UnpackedEngine<'_> {
         }
         // Before any row is read: the rows may be mapped from a damaged file.
         context.source.verify(units.clone())?;
+        context.source.rows.make_room(&mut self.wide)?;
         panel.scan(context.simd, context.source.rows, units.start, units.end, &mut self.wide, candidates);
         Ok(())
     }

@@ -204,7 +204,7 @@ impl<'a> Question for Knn<'a> {
         pass.visit(Visit::Sample, collector)?;
         collector.expect(self.k, pass.references())?;
         pass.visit(Visit::Rest, collector)?;
-        let failed = collector.short_of(self.k);
+        let failed = collector.short_of(self.k)?;
         if !failed.is_empty() {
             let mut again = pass.again(&failed)?;
             let mut found = KnnCollector::new(&again, self.context.ranking, |_| None, self.k, again.references())?;

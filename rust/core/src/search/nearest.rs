@@ -117,10 +117,10 @@ impl KnnCollector {
             Out::Answer(Values::Single(values), rows) => self.write_to(k, values, rows)?,
             Out::Answer(Values::Double(values), rows) => self.write_to(k, values, rows)?,
             Out::SoFar(places) => {
-                let mut scratch = Vec::new();
+                let mut scratch = try_vec(k, "the neighbours")?;
                 for (state, places) in self.states.into_iter().zip(places.chunks_mut(k)) {
                     scratch.clear();
-                    state.nearest.sorted(|neighbour| scratch.push(neighbour.offset_by(first_reference)));
+                    state.nearest.sorted(|neighbour| scratch.push(neighbour.offset_by(first_reference)))?;
                     topk::merge(places, &scratch);
                 }
             }
@@ -139,7 +139,7 @@ impl KnnCollector {
                     *value = O::round(self.ranking.value(neighbour));
                     *row = i64::from(neighbour.row());
                 }
-            });
+            })?;
         }
         Ok(())
     }
@@ -160,8 +160,11 @@ impl KnnCollector {
     }
 
     /// The queries with fewer than `k` candidates.
-    pub(crate) fn short_of(&self, k: usize) -> Vec<usize> {
-        (0..self.states.len()).filter(|&i| self.states[i].nearest.len() < k).collect()
+    pub(crate) fn short_of(&self, k: usize) -> Result<Vec<usize>> {
+        let short = || (0..self.states.len()).filter(|&i| self.states[i].nearest.len() < k);
+        let mut queries = try_vec(short().count(), "candidates")?;
+        queries.extend(short());
+        Ok(queries)
     }
 
     /// Replace the candidates of the numbered queries by those of another collector.

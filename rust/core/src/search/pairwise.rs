@@ -14,8 +14,8 @@ use super::plan::{self, Problem};
 use super::{Execution, check_finite};
 use crate::arch::level::Simd;
 use crate::error::{Argument, Error, Result};
+use crate::exact::Widened;
 use crate::exact::rows::Rows;
-use crate::exact::{Prepared, Widened, score};
 use crate::matrix::{Element, MatrixRef};
 use crate::metric::Metric;
 use crate::order::Neighbour;
@@ -107,10 +107,11 @@ impl<'a, E: Element> Pairwise<'a, E> {
         monitor.check()?;
         let Self { query, reference, options: PairwiseOptions { metric, simd, .. } } = *self;
         let (mut wide, mut scored) = (Widened::new(), Vec::new());
+        let mut scratch = query.scratch()?;
         for (i, value) in (start..).zip(values.iter_mut()) {
-            let prepared = Prepared::new(metric, query.row(i));
+            let prepared = query.prepare(metric, i, &mut scratch)?;
             let row = i as u32;
-            score(simd, &prepared, reference, &[row], &mut wide, &mut scored);
+            Rows::score(&reference, simd, &prepared, &[row], &mut wide, &mut scored)?;
             // By way of `Neighbour`, so that zeros have the same sign as in a search.
             *value = Neighbour::new::<E::Output>(metric, scored[0], row).value(metric);
         }

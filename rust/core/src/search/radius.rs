@@ -14,8 +14,6 @@
 //! The size of the result is unknown in advance: lists grow as they are filled, and a list that cannot grow is an
 //! [`Error::OutOfMemory`]. The plan is the one for a single nearest neighbour, whose thresholds settle early, too.
 
-use rayon::prelude::*;
-
 use super::compressed_rows::{self, FOUND, Part, Within};
 use super::knn::numbered_from;
 use super::plan::{self, Plan, Problem};
@@ -31,7 +29,7 @@ use crate::matrix::{Element, MatrixRef, Output, Precision};
 use crate::metric::Metric;
 use crate::order::{Neighbour, Ranking};
 use crate::runtime::Monitor;
-use crate::runtime::alloc::try_vec;
+use crate::runtime::alloc::{try_extend, try_map_parallel, try_vec};
 
 /// The order of the rows of a query.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -210,14 +208,21 @@ pub(crate) fn search<O: Output>(
         }
         first_reference += source.rows.rows();
     }
-    let mut chunks = Vec::new();
-    while !all.is_empty() {
-        chunks.push(all.split_off(all.len().saturating_sub(plan::RADIUS_CHUNK_ROWS)));
+    let count = all.len().div_ceil(plan::RADIUS_CHUNK_ROWS);
+    let (mut chunks, mut all) = (try_vec(count, FOUND)?, all.into_iter());
+    for _ in 0..count {
+        let mut chunk = try_vec(plan::RADIUS_CHUNK_ROWS.min(all.len()), FOUND)?;
+        chunk.extend(all.by_ref().take(plan::RADIUS_CHUNK_ROWS));
+        chunks.push(chunk);
     }
     let finished: Vec<Part<O>> = if problem.threads == 1 {
-        chunks.into_iter().rev().map(finish).collect::<Result<_>>()?
+        let mut finished = try_vec(count, FOUND)?;
+        for chunk in chunks {
+            finished.push(finish(chunk)?);
+        }
+        finished
     } else {
-        chunks.into_par_iter().rev().with_max_len(1).map(finish).collect::<Result<_>>()?
+        try_map_parallel(chunks, FOUND, finish)?
     };
     compressed_rows::join(finished, query.rows(), options.values, problem.threads)
 }
@@ -364,11 +369,11 @@ impl Collector for RadiusCollector {
     fn triage(&mut self, query: usize, candidates: Candidates<'_>, undecided: &mut Vec<u32>) -> Result<()> {
         let accept = self.limits[query].accept;
         let (Some(errors), true) = (candidates.errors, accept < f32::INFINITY) else {
-            undecided.extend_from_slice(candidates.rows);
-            return Ok(());
+            return try_extend(undecided, candidates.rows, FOUND);
         };
         let found = &mut self.found[query].rows;
         reserve(found, candidates.rows.len())?;
+        reserve(undecided, candidates.rows.len())?;
         // One threshold per panel, as the error bounds are: candidates ascend, so they arrive panel by panel.
         let (mut panel, mut threshold) = (usize::MAX, f32::INFINITY);
         for (&row, &key) in candidates.rows.iter().zip(candidates.keys) {

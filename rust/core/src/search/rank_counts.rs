@@ -13,8 +13,10 @@
 //! it is surely behind the others.
 
 use crate::arch::level::{Simd, multiversion};
+use crate::error::Result;
 use crate::filter::bound::Bound;
 use crate::filter::panels::KeyErrors;
+use crate::runtime::alloc::{try_filled, try_vec};
 
 /// Keys of one block: they and their bounds stay in the first-level cache.
 pub(crate) const BLOCK: usize = 256;
@@ -60,6 +62,9 @@ pub(crate) struct Limits {
     buckets: Option<Buckets>,
 }
 
+/// The purpose of limits in [`crate::Error::OutOfMemory`].
+const LIMITS: &str = "the limits of targets";
+
 /// An index of many limits: where to start searching for a bound.
 struct Buckets {
     base: f32,
@@ -69,12 +74,13 @@ struct Buckets {
 }
 
 impl Buckets {
-    fn new(before: &[f32]) -> Self {
+    fn new(before: &[f32]) -> Result<Self> {
         let finite = || before.iter().copied().filter(|limit| limit.is_finite());
         let (base, last) = (finite().next().unwrap_or(0.0), finite().next_back().unwrap_or(0.0));
         let count = (4 * before.len()).next_power_of_two().min(MOST_BUCKETS);
         let scale = (count - 1) as f32 / (base - last);
-        let mut buckets = Self { base, scale: if scale.is_finite() { scale } else { 0.0 }, starts: vec![0; count] };
+        let scale = if scale.is_finite() { scale } else { 0.0 };
+        let mut buckets = Self { base, scale, starts: try_filled(0, count, LIMITS)? };
         let mut target = 0;
         for bucket in 0..count {
             while before.get(target).is_some_and(|limit| buckets.of(*limit) < bucket) {
@@ -82,7 +88,7 @@ impl Buckets {
             }
             buckets.starts[bucket] = target as u32;
         }
-        buckets
+        Ok(buckets)
     }
 
     /// The bucket of a bound or a limit; lower numbers have later buckets. Every step is monotone, rounding included, so that
@@ -100,15 +106,15 @@ impl Buckets {
 impl Limits {
     /// - `bound`: of the query's keys
     /// - `edges`: for each target, in order, the last float64 value that ranks before it and the last that does not rank behind
-    pub(crate) fn new(bound: &Bound, edges: impl ExactSizeIterator<Item = (f64, f64)>) -> Self {
+    pub(crate) fn new(bound: &Bound, edges: impl ExactSizeIterator<Item = (f64, f64)>) -> Result<Self> {
         Self::of(edges.map(|(before, at)| (bound.accept_above(before), bound.reject_below(at))))
     }
 
     /// From the limits of each target, nearest first: above the first a row is surely before it, below the second surely
     /// behind.
-    fn of(limits: impl ExactSizeIterator<Item = (f32, f32)>) -> Self {
+    fn of(limits: impl ExactSizeIterator<Item = (f32, f32)>) -> Result<Self> {
         let count = limits.len();
-        let (mut before, mut behind) = (Vec::with_capacity(count + STEPS + 1), Vec::with_capacity(count + 1));
+        let (mut before, mut behind) = (try_vec(count + STEPS + 1, LIMITS)?, try_vec(count + 1, LIMITS)?);
         let mut lowest = f32::INFINITY;
         behind.push(lowest);
         for (last_before, last_behind) in limits {
@@ -119,10 +125,10 @@ impl Limits {
         for t in (1..count).rev() {
             before[t - 1] = before[t - 1].max(before[t]);
         }
-        let buckets = (count > COMPARED_TARGETS).then(|| Buckets::new(&before));
+        let buckets = if count > COMPARED_TARGETS { Some(Buckets::new(&before)?) } else { None };
         // No bound is at most NaN.
         before.resize(count + STEPS + 1, f32::NAN);
-        Self { before, behind, buckets }
+        Ok(Self { before, behind, buckets })
     }
 
     /// Whether a row is counted only at the first target that it is before, instead of at each.
@@ -348,7 +354,7 @@ mod tests {
             if let Some(unsure) = unsure.and_then(|t| given.get_mut(t)) {
                 *unsure = (f32::INFINITY, f32::NEG_INFINITY);
             }
-            let limits = Limits::of(given.into_iter());
+            let limits = Limits::of(given.into_iter()).expect("memory");
             let special = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::MIN, 0.0];
             let keys: Vec<f32> = (0..BLOCK)
                 .map(|i| match i {

@@ -31,7 +31,7 @@ use crate::matrix::{Element, MatrixRef};
 use crate::metric::Metric;
 use crate::order::{Neighbour, Ranking};
 use crate::runtime::Monitor;
-use crate::runtime::alloc::{try_vec, try_zeroed};
+use crate::runtime::alloc::{try_reserve, try_vec, try_zeroed};
 
 /// Options of a search for ranks.
 #[derive(Debug, Clone, Copy)]
@@ -239,10 +239,11 @@ impl Targets<'_> {
         for source in self.sources {
             let rows = first..first + source.rows.rows();
             buffers.rows.clear();
+            try_reserve(&mut buffers.rows, self.of(query).count(), RANKS)?;
             let here = self.of(query).filter(|row| rows.contains(row));
             buffers.rows.extend(here.map(|row| (row - first) as u32));
             source.verify_each(&buffers.rows)?;
-            source.rows.score(self.simd, prepared, &buffers.rows, &mut buffers.wide, &mut buffers.values);
+            source.rows.score(self.simd, prepared, &buffers.rows, &mut buffers.wide, &mut buffers.values)?;
             let values = buffers.rows.iter().zip(&buffers.values);
             targets.extend(values.map(|(&row, &value)| ranking.neighbour(value, row).offset_by(first)));
             first = rows.end;
@@ -293,9 +294,8 @@ impl<'a> Question for RankQuestion<'a> {
             excluded.extend(rows.map(|row| (row - first_reference) as u32));
             excluded.sort_unstable();
             // The edges account for rounding, so the bound needs no margin for it.
-            let limits = pass
-                .key_map(i)
-                .map(|keys| Limits::new(&keys.bound(0.0), targets.iter().map(|target| ranking.edges(*target))));
+            let edges = || targets.iter().map(|target| ranking.edges(*target));
+            let limits = pass.key_map(i).map(|keys| Limits::new(&keys.bound(0.0), edges())).transpose()?;
             let excluded = Excluded { rows: excluded, passed: 0 };
             counts.push(TargetCounts { targets, before, excluded, limits, undecided: Vec::new() });
         }
@@ -419,6 +419,7 @@ impl Collector for RankCollector {
         let Self { simd, counts, errors, bounds, positions, .. } = self;
         let counted = &mut counts[query];
         let (Some(key_errors), Some(limits)) = (candidates.errors, &counted.limits) else {
+            try_reserve(undecided, candidates.rows.len(), RANKS)?;
             undecided.extend(candidates.rows.iter().filter(|row| !counted.excluded.contains(**row)));
             return Ok(());
         };
@@ -440,6 +441,7 @@ impl Collector for RankCollector {
                 bounds.exclude(position(rows, row));
             }
             limits.count(*simd, bounds, &mut counted.before, positions);
+            try_reserve(&mut counted.undecided, positions.len(), RANKS)?;
             for at in positions.drain(..) {
                 let at = at as usize;
                 // If a target has no finite limit, padding and excluded rows are undecided too.
@@ -449,13 +451,17 @@ impl Collector for RankCollector {
             }
         }
         if counted.undecided.len() >= plan::RANK_BATCH {
+            try_reserve(undecided, counted.undecided.len(), RANKS)?;
             undecided.extend(counted.undecided.iter().map(|undecided| undecided.row));
         }
         Ok(())
     }
 
-    fn flush(&mut self, query: usize, undecided: &mut Vec<u32>) {
-        undecided.extend(self.counts[query].undecided.iter().map(|undecided| undecided.row));
+    fn flush(&mut self, query: usize, undecided: &mut Vec<u32>) -> Result<()> {
+        let left = &self.counts[query].undecided;
+        try_reserve(undecided, left.len(), RANKS)?;
+        undecided.extend(left.iter().map(|undecided| undecided.row));
+        Ok(())
     }
 
     fn take(&mut self, query: usize, rows: &[u32], values: &[f64]) -> Result<u64> {

@@ -173,7 +173,7 @@ pub(crate) struct Panels<K: Microkernel> {
 
 impl<K: Microkernel> Panels<K> {
     fn make(simd: Simd, metric: Metric, rows: &dyn Rows, threads: usize, monitor: &Monitor) -> Result<Self> {
-        let frame = Frame::choose(simd, metric, rows);
+        let frame = Frame::choose(simd, metric, rows)?;
         let packed = PackedReference::pack(simd, &frame, rows, threads, monitor)?;
         Ok(Self { frame, packed })
     }

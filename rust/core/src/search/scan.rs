@@ -16,8 +16,6 @@
 
 use std::ops::Range;
 
-use rayon::prelude::*;
-
 use super::Context;
 use super::engine::{Engine, Scanner, check_bad_rows, scanner};
 use super::plan::{Plan, Problem};
@@ -28,7 +26,11 @@ use crate::exact::{Prepared, Widened};
 use crate::filter::Filter;
 use crate::filter::bound::KeyMap;
 use crate::filter::panels::KeyErrors;
-use crate::runtime::alloc::try_vec;
+use crate::runtime::alloc::{try_collect, try_extend, try_map_parallel, try_reserve, try_vec};
+
+/// The purposes of buffers in [`crate::Error::OutOfMemory`].
+const TASKS: &str = "the tasks of a search";
+pub(super) const CANDIDATES: &str = "candidates";
 
 /// Rows that a filter has not rejected, in ascending order.
 pub(crate) struct Candidates<'a> {
@@ -57,12 +59,13 @@ pub(crate) trait Collector: Send {
 
     /// Decide candidates by their keys where that is possible; append those that need their float64 value to `undecided`.
     fn triage(&mut self, _query: usize, candidates: Candidates<'_>, undecided: &mut Vec<u32>) -> Result<()> {
-        undecided.extend_from_slice(candidates.rows);
-        Ok(())
+        try_extend(undecided, candidates.rows, CANDIDATES)
     }
 
     /// Append the rows that [`Collector::triage`] has deferred; called once per query at the end of a visit.
-    fn flush(&mut self, _query: usize, _undecided: &mut Vec<u32>) {}
+    fn flush(&mut self, _query: usize, _undecided: &mut Vec<u32>) -> Result<()> {
+        Ok(())
+    }
 
     /// Take the float64 values of undecided rows. Returns the number of false positives: rows that a sharper filter would
     /// have rejected.
@@ -168,7 +171,7 @@ impl<Q: Question> Nest<'_, Q> {
         }
         let problem = Problem { queries: queries.len(), ..self.context.problem };
         let plan = self.question.plan(&problem, queries, self.filter);
-        let mut chunks = try_vec(queries.len().div_ceil(plan.chunk), "the tasks of a search")?;
+        let mut chunks = try_vec(queries.len().div_ceil(plan.chunk), TASKS)?;
         let mut rest = Some(place);
         for chunk in queries.chunks(plan.chunk) {
             let Some(place) = rest.take() else { break };
@@ -178,25 +181,22 @@ impl<Q: Question> Nest<'_, Q> {
         }
         if plan.splits == 1 && problem.threads == 1 {
             // No rayon call: a small search runs on the caller's thread, which is not a worker of our pool.
+            try_reserve(answers, chunks.len(), TASKS)?;
             for (queries, place) in chunks {
                 answers.push(self.question.finish(queries, self.scan(queries, plan, 0)?, place)?);
             }
             return Ok(());
         }
-        // `with_max_len(1)`: one task per chunk and split. Rayon would group them, and the last group delays the search.
         let chunk = |(queries, place): (&[u32], Q::Place)| {
-            let splits: Vec<Q::Collector> = (0..plan.splits)
-                .into_par_iter()
-                .with_max_len(1)
-                .map(|split| self.scan(queries, plan, split))
-                .collect::<Result<_>>()?;
-            let mut splits = splits.into_iter();
+            let splits = try_collect(0..plan.splits, TASKS)?;
+            let mut splits = try_map_parallel(splits, TASKS, |split| self.scan(queries, plan, split))?.into_iter();
             // Any order of merging gives the same bytes: neighbours are totally ordered, lists are sorted, counts are sums.
             let Some(mut whole) = splits.next() else { unreachable!("a plan has at least one split") };
             splits.try_for_each(|split| whole.merge(split))?;
             self.question.finish(queries, whole, place)
         };
-        let found: Vec<Q::Answer> = chunks.into_par_iter().with_max_len(1).map(chunk).collect::<Result<_>>()?;
+        let found = try_map_parallel(chunks, TASKS, chunk)?;
+        try_reserve(answers, found.len(), TASKS)?;
         answers.extend(found);
         Ok(())
     }
@@ -241,8 +241,10 @@ impl<'a> Pass<'a> {
         rows: Range<usize>,
     ) -> Result<Self> {
         let mut prepared = try_vec(queries.len(), "prepared queries")?;
-        let mut scratch = Vec::new();
-        prepared.extend(queries.iter().map(|&i| context.query.prepare(context.metric, i as usize, &mut scratch)));
+        let mut scratch = context.query.scratch()?;
+        for &query in queries {
+            prepared.push(context.query.prepare(context.metric, query as usize, &mut scratch)?);
+        }
         let engine = scanner.engine(queries, &prepared)?;
         if let Some(bad) = scanner.bad_rows() {
             // Without panels, rows are checked where they are scored, and a query's own row is never scored. In a chunk of
@@ -250,8 +252,9 @@ impl<'a> Pass<'a> {
             let own = queries.iter().filter_map(|&query| context.own_row(query));
             own.filter(|&row| !context.source.rows.is_finite(row)).for_each(|row| bad.report(row));
         }
-        let (candidates, wide) = (engine.lists(), Widened::new());
-        let (queries, undecided, values) = (queries.to_vec(), Vec::new(), Vec::new());
+        let (candidates, wide) = (engine.lists()?, Widened::new());
+        let (queries, undecided, values) =
+            (try_collect(queries.iter().copied(), "prepared queries")?, Vec::new(), Vec::new());
         Ok(Self {
             context,
             scanner,
@@ -269,7 +272,7 @@ impl<'a> Pass<'a> {
 
     /// A new pass of some of the queries, numbered as in this pass, over the same references.
     pub(crate) fn again(&self, queries: &[usize]) -> Result<Self> {
-        let queries: Vec<u32> = queries.iter().map(|&i| self.queries[i]).collect();
+        let queries = try_collect(queries.iter().map(|&i| self.queries[i]), "prepared queries")?;
         Self::new(self.context, self.scanner, &queries, self.rows.clone())
     }
 
@@ -373,7 +376,7 @@ impl<'a> Pass<'a> {
         // Rows deferred by a collector are rescored in batches across blocks; these are the last, incomplete ones.
         for query in 0..self.queries.len() {
             self.undecided.clear();
-            collector.flush(query, &mut self.undecided);
+            collector.flush(query, &mut self.undecided)?;
             self.score(query, collector)?;
         }
         let (rescored, false_positives) = std::mem::take(&mut self.rescored);
@@ -447,7 +450,7 @@ impl<'a> Pass<'a> {
         let source = &self.context.source;
         source.verify_each(&self.undecided)?;
         let (rows, values) = (&mut self.undecided, &mut self.values);
-        source.rows.score(self.context.simd, &self.prepared[query], rows, &mut self.wide, values);
+        source.rows.score(self.context.simd, &self.prepared[query], rows, &mut self.wide, values)?;
         let rescored = rows.len() as u64;
         if let Some(bad) = self.scanner.bad_rows()
             && values.iter().any(|value| !value.is_finite())

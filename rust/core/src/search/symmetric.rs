@@ -31,6 +31,10 @@ use super::nearest::{KnnCollector, Out, State};
 use super::plan::{self, Problem};
 use super::scan::{Collector, Pass};
 use crate::error::{Error, Result};
+use crate::runtime::alloc::{try_collect, try_filled, try_map_parallel, try_reserve, try_vec};
+
+/// The purpose of buffers in [`Error::OutOfMemory`].
+const BLOCKS: &str = "the blocks of a self-search";
 
 /// Rows of a block; `None` if symmetric tiles are impossible or do not pay.
 pub(crate) fn block(context: &Context<'_>, scanner: &dyn Scanner, queries: &[u32]) -> Option<usize> {
@@ -56,23 +60,22 @@ pub(crate) fn search(
     // They start at 0 only if no query was used to probe the filter: the first and last blocks may be incomplete.
     let queries = first as usize..last as usize + 1;
     let search = SelfSearch { context, scanner, queries: queries.clone(), block_rows };
-    let blocks: Vec<Block> = (queries.start / block_rows..queries.end.div_ceil(block_rows))
-        .into_par_iter()
-        .with_max_len(1)
-        .map(|number| search.diagonal(number))
-        .collect::<Result<_>>()?;
+    let numbers = try_collect(queries.start / block_rows..queries.end.div_ceil(block_rows), BLOCKS)?;
+    let blocks = try_map_parallel(numbers, BLOCKS, |number| search.diagonal(number))?;
     let span = plan::symmetric_span(blocks.len(), context.problem.threads);
     // By rows of the triangle, the longest first, so that the last tasks are short and the threads finish together.
-    let tasks: Vec<(usize, Range<usize>)> = (0..blocks.len())
-        .flat_map(|i| {
+    let tasks = || {
+        (0..blocks.len()).flat_map(|i| {
             let count = blocks.len();
             (i + 1..count).step_by(span).map(move |start| (i, start..(start + span).min(count)))
         })
-        .collect();
-    tasks.into_par_iter().with_max_len(1).try_for_each(|(i, others)| search.pairs(i, others, &blocks))?;
+    };
+    let mut listed: Vec<(usize, Range<usize>)> = try_vec(tasks().count(), BLOCKS)?;
+    listed.extend(tasks());
+    listed.into_par_iter().with_max_len(1).try_for_each(|(i, others)| search.pairs(i, others, &blocks))?;
 
     // Sorting a large k takes a while: in parallel too.
-    let (mut rest, mut parts) = (place, Vec::new());
+    let (mut rest, mut parts) = (place, try_vec(blocks.len(), BLOCKS)?);
     for block in blocks {
         let found = block.found.into_inner().unwrap_or_else(PoisonError::into_inner);
         let (here, more) = rest.split_at(found.queries() * context.problem.k);
@@ -104,7 +107,7 @@ struct SelfSearch<'a> {
 
 impl SelfSearch<'_> {
     fn pass(&self, rows: &Range<usize>) -> Result<Pass<'_>> {
-        let queries: Vec<u32> = rows.clone().map(|row| row as u32).collect();
+        let queries = try_collect(rows.clone().map(|row| row as u32), BLOCKS)?;
         Pass::new(self.context, self.scanner, &queries, rows.clone())
     }
 
@@ -128,12 +131,14 @@ impl SelfSearch<'_> {
         for theirs in &blocks[others] {
             let padding = theirs.rows.start % unit;
             // The first and the last unit may have rows outside the block: their floor is infinity, which no key reaches.
-            let mut floors = vec![f32::INFINITY; (padding + theirs.rows.len()).next_multiple_of(unit)];
+            let count = (padding + theirs.rows.len()).next_multiple_of(unit);
+            let mut floors = try_filled(f32::INFINITY, count, BLOCKS)?;
             for (floor, now) in floors[padding..].iter_mut().zip(theirs.lock().floors()) {
                 *floor = now;
             }
             // The lock is released before the scan.
-            let my_floors = mine.lock().floors().collect();
+            let mut my_floors = try_vec(mine.rows.len(), BLOCKS)?;
+            my_floors.extend(mine.lock().floors());
             let mut pairs = Pairs { mine, theirs, floors: my_floors, found: Vec::new() };
             pass.visit_pairs(theirs.rows.clone(), &floors, &mut pairs)?;
             pairs.enter();
@@ -172,6 +177,7 @@ impl Collector for Pairs<'_> {
     }
 
     fn take(&mut self, query: usize, rows: &[u32], values: &[f64]) -> Result<u64> {
+        try_reserve(&mut self.found, rows.len(), BLOCKS)?;
         self.found.extend(rows.iter().zip(values).map(|(&row, &value)| (query, value, row)));
         // Bounds the memory where nearly every pair is a candidate.
         if self.found.len() > plan::PAIRS_BUFFERED {
@@ -252,8 +258,8 @@ mod tests {
             let (mut scratch, mut wide, mut found) = (Vec::new(), Widened::new(), Vec::new());
             for (at, i) in queries.clone().enumerate() {
                 let others: Vec<u32> = (0..reference.rows() as u32).filter(|&row| row as usize != i).collect();
-                let prepared = query.prepare(metric, i, &mut scratch);
-                Rows::score(&reference, simd, &prepared, &others, &mut wide, &mut found);
+                let prepared = query.prepare(metric, i, &mut scratch).expect("memory");
+                Rows::score(&reference, simd, &prepared, &others, &mut wide, &mut found).expect("memory");
                 let mut wanted: Vec<Neighbour> =
                     others.iter().zip(&found).map(|(&row, &value)| ranking.neighbour(value, row)).collect();
                 wanted.sort_unstable();

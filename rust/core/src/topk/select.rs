@@ -9,7 +9,7 @@
 
 use crate::error::Result;
 use crate::order::Neighbour;
-use crate::runtime::alloc::{try_reserve, try_vec};
+use crate::runtime::alloc::{try_extend, try_reserve, try_vec};
 
 /// See the module header.
 #[derive(Debug, Clone)]
@@ -38,7 +38,7 @@ impl TopK {
     /// The first `k`, beginning with the candidates of `found` and a threshold. The threshold may itself be a candidate.
     pub(crate) fn resume(k: usize, most: usize, found: Self, threshold: Neighbour) -> Result<Self> {
         let mut nearest = Self::new(k, most)?;
-        nearest.candidates.extend(found.candidates);
+        try_extend(&mut nearest.candidates, &found.candidates, "candidates")?;
         nearest.kth = Some(threshold);
         Ok(nearest)
     }
@@ -104,11 +104,11 @@ impl TopK {
     }
 
     /// Pass the first k to `emit`, nearest first.
-    pub(crate) fn sorted(mut self, emit: impl FnMut(Neighbour)) {
+    pub(crate) fn sorted(mut self, emit: impl FnMut(Neighbour)) -> Result<()> {
         if self.candidates.len() > self.k + self.k / 2 {
             self.select();
         }
-        super::sort::sorted(self.candidates, self.k, emit);
+        super::sort::sorted(self.candidates, self.k, emit)
     }
 }
 
@@ -126,7 +126,7 @@ mod tests {
             }
             assert_eq!(nearest.len(), 3);
             let mut rows = Vec::new();
-            nearest.sorted(|neighbour| rows.push(neighbour.row()));
+            nearest.sorted(|neighbour| rows.push(neighbour.row())).expect("memory");
             assert_eq!(rows, [4, 5, 7]);
         }
     }
@@ -147,7 +147,7 @@ mod tests {
             }
             all.sort();
             let mut found = Vec::new();
-            nearest.sorted(|neighbour| found.push(neighbour));
+            nearest.sorted(|neighbour| found.push(neighbour)).expect("memory");
             assert_eq!(found.len(), k);
             assert!(found.iter().zip(&all).all(|(x, y)| x.row() == y.row()));
         }

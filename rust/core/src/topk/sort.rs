@@ -3,7 +3,12 @@
 //! Ranks are nearly always float32 numbers. A neighbour then fits one 64-bit integer, the rank above the row, whose order is
 //! the total order.
 
+use crate::error::Result;
 use crate::order::Neighbour;
+use crate::runtime::alloc::{try_vec, try_zeroed};
+
+/// The purpose of the buffers in [`crate::Error::OutOfMemory`].
+const SORTED: &str = "the sorted neighbours";
 
 /// Below this number of neighbours a comparison sort is faster.
 const FEW: usize = 4096;
@@ -13,30 +18,31 @@ const BITS: u32 = 11;
 const DIGITS: usize = 1 << BITS;
 
 /// Pass the first `k` neighbours to `emit`, in the total order.
-pub(crate) fn sorted(mut neighbours: Vec<Neighbour>, k: usize, emit: impl FnMut(Neighbour)) {
-    let narrow: Option<Vec<u64>> = neighbours
-        .iter()
-        .map(|neighbour| Some(u64::from(neighbour.narrow_bits()?) << u32::BITS | u64::from(neighbour.row())))
-        .collect();
-    let Some(mut keys) = narrow else {
+pub(crate) fn sorted(mut neighbours: Vec<Neighbour>, k: usize, emit: impl FnMut(Neighbour)) -> Result<()> {
+    let mut keys = try_vec(neighbours.len(), SORTED)?;
+    let narrow =
+        |neighbour: &Neighbour| Some(u64::from(neighbour.narrow_bits()?) << u32::BITS | u64::from(neighbour.row()));
+    keys.extend(neighbours.iter().map_while(narrow));
+    if keys.len() < neighbours.len() {
         neighbours.sort_unstable();
         neighbours.into_iter().take(k).for_each(emit);
-        return;
-    };
+        return Ok(());
+    }
     if keys.len() < FEW {
         keys.sort_unstable();
     } else if neighbours.is_sorted_by_key(|neighbour| neighbour.row()) {
         // Radix passes are stable: neighbours that arrive by row stay by row among equal ranks, so the row bits need no pass.
-        radix(&mut keys, u32::BITS);
+        radix(&mut keys, u32::BITS)?;
     } else {
-        radix(&mut keys, 0);
+        radix(&mut keys, 0)?;
     }
     drop(neighbours);
     keys.into_iter().take(k).map(|key| Neighbour::from_narrow((key >> u32::BITS) as u32, key as u32)).for_each(emit);
+    Ok(())
 }
 
 /// Sort by the bits from `low` up, least significant digit first.
-fn radix(keys: &mut Vec<u64>, low: u32) {
+fn radix(keys: &mut Vec<u64>, low: u32) -> Result<()> {
     const PASSES: usize = u64::BITS.div_ceil(BITS) as usize;
     let digit = |key: u64, pass: usize| (key >> (low + pass as u32 * BITS)) as usize % DIGITS;
     let passes = (u64::BITS - low).div_ceil(BITS) as usize;
@@ -46,7 +52,7 @@ fn radix(keys: &mut Vec<u64>, low: u32) {
             ends[digit(key, pass)] += 1;
         }
     }
-    let mut other = vec![0u64; keys.len()];
+    let mut other = try_zeroed::<u64>(keys.len(), SORTED)?;
     for (pass, ends) in ends.iter_mut().enumerate().take(passes) {
         if ends.iter().any(|&count| count as usize == keys.len()) {
             continue;
@@ -62,6 +68,7 @@ fn radix(keys: &mut Vec<u64>, low: u32) {
         }
         std::mem::swap(keys, &mut other);
     }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -84,7 +91,7 @@ mod tests {
                         let mut wanted = neighbours.clone();
                         wanted.sort();
                         let mut found = Vec::new();
-                        sorted(neighbours, 2500, |neighbour| found.push(neighbour));
+                        sorted(neighbours, 2500, |neighbour| found.push(neighbour)).expect("memory");
                         assert!(found.iter().eq(&wanted[..2500]));
                     }
                 }

@@ -49,7 +49,7 @@ impl<E: Element> WithKernel for AllKeys<'_, E> {
             key: vec![f32::NAN; query.rows() * refs.rows()],
             error: Vec::new(),
         };
-        let mut candidates = CandidateLists::new(K::MR, K::NR);
+        let mut candidates = CandidateLists::new(K::MR, K::NR).expect("memory");
         for group in 0..query.rows().div_ceil(K::MR) {
             let first = group * K::MR;
             let lanes = K::MR.min(query.rows() - first);
@@ -99,7 +99,7 @@ impl<E: Element> WithKernel for TransposedPairs<'_, E> {
         let mut padded = floors.to_vec();
         padded.resize(packed.panels() * K::NR, f32::INFINITY);
         let mut reported = vec![false; queries * refs.rows()];
-        let mut candidates = CandidateLists::new(K::MR, K::NR);
+        let mut candidates = CandidateLists::new(K::MR, K::NR).expect("memory");
         for group in 0..queries.div_ceil(K::MR) {
             let first = group * K::MR;
             let lanes = K::MR.min(queries - first);
@@ -132,7 +132,7 @@ fn check_transposed<E: Element>(metric: Metric, queries: usize, refs: MatrixRef<
     let (dim, count) = (refs.dim(), refs.rows());
     let all: Vec<u32> = (0..count as u32).collect();
     for simd in Level::available().into_iter().filter_map(Simd::new) {
-        let frame = Frame::choose(simd, metric, &refs);
+        let frame = Frame::choose(simd, metric, &refs).expect("memory");
         let shifts = PackedQuery::<arch::scalar::ScalarF32>::pack(simd, &frame, &refs, &all).expect("finite").shifts;
         let roundoff = <E::Output as Output>::UNIT_ROUNDOFF;
         let values: Vec<Vec<f64>> = (0..count)
@@ -255,7 +255,7 @@ fn check_keys<E: Element>(
     let all: Vec<u32> = (0..count as u32).collect();
     let rows: Vec<u32> = (0..query.rows() as u32).collect();
     for simd in Level::available().into_iter().filter_map(Simd::new) {
-        let frame = Frame::choose(simd, metric, &refs);
+        let frame = Frame::choose(simd, metric, &refs).expect("memory");
         // The queries' shifts do not depend on the kernel.
         let shifts = PackedQuery::<arch::scalar::ScalarF32>::pack(simd, &frame, &query, &rows).expect("finite").shifts;
         for Keys { kernel, key, error } in keys_at(simd, metric, &frame, query, refs) {
@@ -408,7 +408,7 @@ fn the_bound_is_tight_on_ordinary_rows() {
     let data: Vec<f32> = (0..64 * 128).map(|i| ((i * 7919) % 1000) as f32 / 500.0 - 1.0).collect();
     let matrix = matrix(&data, 128);
     for simd in Level::available().into_iter().filter_map(Simd::new) {
-        let frame = Frame::choose(simd, Metric::SqEuclidean, &matrix);
+        let frame = Frame::choose(simd, Metric::SqEuclidean, &matrix).expect("memory");
         for (Keys { kernel, key, error }, limit) in
             keys_at(simd, Metric::SqEuclidean, &frame, matrix, matrix).iter().zip([2e-5, 2e-2])
         {
@@ -424,7 +424,7 @@ fn a_symmetric_tile_rejects_ordinary_rows() {
     let data: Vec<f32> = (0..64 * 128).map(|i| ((i * 7919) % 1000) as f32 / 500.0 - 1.0).collect();
     let (refs, metric) = (matrix(&data, 128), Metric::SqEuclidean);
     for simd in Level::available().into_iter().filter_map(Simd::new) {
-        let frame = Frame::choose(simd, metric, &refs);
+        let frame = Frame::choose(simd, metric, &refs).expect("memory");
         let all: Vec<u32> = (0..64).collect();
         let shifts = PackedQuery::<arch::scalar::ScalarF32>::pack(simd, &frame, &refs, &all).expect("finite").shifts;
         let floors: Vec<f32> = shifts
@@ -454,7 +454,7 @@ fn a_huge_row_is_reported_and_affects_its_panel_only() {
     data[299 * 4] = 1e38;
     let (query, refs) = (matrix(&data[..4 * 4], 4), matrix(&data, 4));
     for simd in Level::available().into_iter().filter_map(Simd::new) {
-        let frame = Frame::choose(simd, Metric::SqEuclidean, &refs);
+        let frame = Frame::choose(simd, Metric::SqEuclidean, &refs).expect("memory");
         for (Keys { kernel, error, .. }, limit) in
             keys_at(simd, Metric::SqEuclidean, &frame, query, refs).iter().zip([1e-3, 0.2])
         {
@@ -474,7 +474,7 @@ fn the_bound_of_distances_is_tight_on_ordinary_rows() {
     let minkowski = Metric::minkowski(3.0).expect("above 0");
     for simd in Level::available().into_iter().filter_map(Simd::new) {
         for (metric, share) in [(Metric::Cityblock, 2e-5), (Metric::Chebyshev, 3e-6), (minkowski, 6e-5)] {
-            let frame = Frame::choose(simd, metric, &matrix);
+            let frame = Frame::choose(simd, metric, &matrix).expect("memory");
             for Keys { kernel, key, error } in keys_at(simd, metric, &frame, matrix, matrix) {
                 let largest = key.iter().fold(0.0f32, |m, k| m.max(-k));
                 let relative = lp_relative_error(metric, 128) as f32 * largest;

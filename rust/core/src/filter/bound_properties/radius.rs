@@ -29,7 +29,7 @@ fn reject_threshold(floor: f32, error: f32) -> f32 {
 }
 
 fn judge(simd: Simd, metric: Metric, query: MatrixRef<'_, f32>, refs: MatrixRef<'_, f32>) -> Vec<Vec<Judged>> {
-    let frame = Frame::choose(simd, metric, &refs);
+    let frame = Frame::choose(simd, metric, &refs).expect("memory");
     // The queries' shifts do not depend on the kernel.
     let rows: Vec<u32> = (0..query.rows() as u32).collect();
     let shifts = PackedQuery::<arch::scalar::ScalarF32>::pack(simd, &frame, &query, &rows).expect("finite").shifts;

@@ -22,13 +22,13 @@ fn reported<E: Element>(
     made_from: usize,
     refs: MatrixRef<'_, E>,
 ) -> Vec<Vec<u32>> {
-    let mut panel = Panel::new(metric, prepared);
+    let mut panel = Panel::new(metric, prepared).expect("memory");
     for (lane, (query, ranks)) in prepared.iter().zip(ranks).enumerate() {
         let (keys, terms) = Panel::terms(metric, query);
         let bound = keys.bound(<E::Output as Output>::UNIT_ROUNDOFF);
         panel.reject_below(lane, terms, bound.reject_below(ranks[made_from].ranked_value(metric)));
     }
-    let mut candidates = CandidateLists::new(UNPACKED_LANES, MOST_ROWS / MAX_RUN);
+    let mut candidates = CandidateLists::new(UNPACKED_LANES, MOST_ROWS / MAX_RUN).expect("memory");
     panel.scan(simd, &refs, 0, refs.rows(), &mut Widened::new(), &mut candidates);
     (0..prepared.len()).map(|lane| candidates.take(lane).0.to_vec()).collect()
 }
