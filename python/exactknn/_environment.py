@@ -1,10 +1,11 @@
-"""State of the calling thread and process that must not change a result: float mode, and torch's threads after a fork.
+"""State of a thread or process that must not change a result: its float mode; at a fork, locks and the threads of torch.
 
     caller ──undisturbed──> default float mode; torch on one thread in a forked child ──> function ──> caller's state
 
 Other libraries may set flush-to-zero or denormals-are-zero for a thread (``torch.set_flush_denormal``). The core resets
 it for its own work; NumPy and torch do not. A forked child inherits torch's thread pool without its threads, and an
-operation that uses them would wait for ever.
+operation that uses them would wait for ever. So would a child for a lock that another thread held during the fork:
+``os.fork`` waits until the core's locks are free.
 """
 
 from __future__ import annotations
@@ -51,3 +52,4 @@ def _note_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_note_fork)
+    os.register_at_fork(before=_core.before_fork, after_in_parent=_core.after_fork, after_in_child=_core.after_fork)

@@ -137,6 +137,42 @@ print(os.waitstatus_to_exitcode(status), agrees())
     assert run_python(program) == "0 True"
 
 
+def test_a_child_forked_while_threads_change_an_index_uses_its_copy(run_python):
+    program = """
+import os, threading
+import numpy as np
+import exactknn
+
+x = np.random.default_rng(0).standard_normal((9000, 16)).astype(np.float32)
+index = exactknn.Index()
+index.add(x[:100])
+wanted = index.search(x[:50], k=3)
+ended = threading.Event()
+
+def change():
+    while not ended.is_set():
+        index.add(x[100:8600], num_threads=1)
+        index.remove(np.arange(len(index)) >= 100)
+
+changing = threading.Thread(target=change)
+changing.start()
+statuses = []
+for _ in range(25):
+    child = os.fork()
+    if child == 0:
+        index.remove(np.arange(len(index)) >= 100)
+        index.add(x[100:200])
+        index.remove(np.arange(200) >= 100)
+        found = index.search(x[:50], k=3)
+        os._exit(all(a.tobytes() == b.tobytes() for a, b in zip(found, wanted)))
+    statuses.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+ended.set()
+changing.join()
+print(set(statuses))
+"""
+    assert run_python(program) == "{1}"
+
+
 INTERRUPT = """
 import signal
 import numpy as np

@@ -85,6 +85,35 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     assert run_python(script) == "0"
 
 
+def test_a_child_forked_by_a_progress_callback_is_refused_and_goes_on(run_python):
+    # The child has none of the threads that run its parent's search: it may search, but not continue that one.
+    program = (
+        FORK
+        + """
+child = None
+
+def progress(fraction):
+    global child
+    if child is None:
+        child = os.fork()
+        assert child or agrees()
+
+many = np.tile(x, (10, 1))
+try:
+    found = exactknn.knn(many, x, k=300, num_threads=2, progress=progress)
+except RuntimeError as error:
+    assert child == 0, error
+    print(error, agrees(), flush=True)
+    os._exit(7)
+_, status = os.waitpid(child, 0)
+assert found[1][:3000].tobytes() == exactknn.knn(x, x, k=300)[1].tobytes()
+print(os.waitstatus_to_exitcode(status))
+"""
+    )
+    message = "a forked child cannot continue a call of its parent that was running when it was forked"
+    assert run_python(program).splitlines() == [f"{message} True", "7"]
+
+
 def test_multiprocessing_by_fork_answers(run_python):
     program = (
         FORK
@@ -289,6 +318,27 @@ x = np.random.default_rng(0).standard_normal((200, 4)).astype(np.float32)
 print(all((exactknn.knn(x, x, 3, num_threads=n)[1] == exactknn.knn(x, x, 3)[1]).all() for n in (30_000, 2**62)))
 """
     assert run_python(program) == "True"
+
+
+def test_a_huge_number_of_threads_is_capped(run_python):
+    # Thousands of threads took minutes to start, or all of the memory. A search that is not small starts them.
+    program = """
+import os
+import numpy as np
+import exactknn
+
+most = max(256, 4 * len(os.sched_getaffinity(0)))
+x = np.random.default_rng(0).standard_normal((3000, 32)).astype(np.float32)
+wanted = exactknn.knn(x, k=5, num_threads=2)
+for threads in (30_000, 10**6):
+    found = exactknn.knn(x, k=5, num_threads=threads)
+    assert all(a.tobytes() == b.tobytes() for a, b in zip(found, wanted))
+    # One more is the thread of this program.
+    assert len(os.listdir("/proc/self/task")) <= most + 8, len(os.listdir("/proc/self/task"))
+exactknn.set_num_threads(10**6)
+print(exactknn.get_num_threads() <= most, exactknn.knn(x, k=5)[1].tobytes() == wanted[1].tobytes())
+"""
+    assert run_python(program) == "True True"
 
 
 def test_an_interrupt_in_the_first_call_is_no_panic(run_python):

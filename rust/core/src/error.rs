@@ -185,6 +185,9 @@ pub enum Error {
         /// The system's reason.
         reason: String,
     },
+    /// The process was forked by a callback of a running call, and the child has none of the threads that run it.
+    #[error("a forked child cannot continue a call of its parent that was running when it was forked")]
+    Forked,
     /// An allocation failed.
     #[error("could not allocate {bytes} bytes for {what}")]
     OutOfMemory {

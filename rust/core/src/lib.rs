@@ -41,7 +41,8 @@ pub use index::{Addition, Index, Snapshot};
 pub use matrix::{Element, MatrixRef, Output, Precision, QueryRef, Values, WideRow};
 pub use metric::{Metric, Power};
 pub use runtime::{
-    Monitor, PoolHandle, Report, THREADS_VARIABLE, float_env, is_num_threads_set, num_threads, set_num_threads,
+    Monitor, PoolHandle, Report, THREADS_VARIABLE, capped_threads, catch_panic, float_env, fork, is_num_threads_set,
+    num_threads, set_num_threads,
 };
 pub use search::compressed_rows::Within;
 pub use search::groups::Groups;

@@ -2,7 +2,7 @@
 
 use std::num::NonZero;
 
-use exactknn_core::{Error, Metric, SelfRule, is_num_threads_set, num_threads};
+use exactknn_core::{Error, Metric, SelfRule, capped_threads, is_num_threads_set, num_threads};
 use numpy::PyUntypedArray;
 use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -59,6 +59,7 @@ pub(crate) fn positive_threads(given: &Bound<'_, PyAny>) -> PyResult<Threads> {
     usize::try_from(given)
         .ok()
         .and_then(NonZero::new)
+        .map(capped_threads)
         .ok_or_else(|| Error::BadThreads { given: given.to_string(), origin: "" })
         .into_py()
 }

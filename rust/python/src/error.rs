@@ -19,7 +19,7 @@ impl<T> IntoPy<T> for Result<T, Error> {
             match error {
                 Error::OutOfMemory { .. } => PyMemoryError::new_err(text),
                 Error::Cancelled => PyKeyboardInterrupt::new_err(text),
-                Error::Panic(_) | Error::NoThreads { .. } => PyRuntimeError::new_err(text),
+                Error::Panic(_) | Error::NoThreads { .. } | Error::Forked => PyRuntimeError::new_err(text),
                 Error::File { path, action, code: Some(code), reason } => {
                     os_error(code, format!("could not {action}: {reason}"), path.into_os_string())
                 }

@@ -8,11 +8,9 @@
 //! Work that takes less time than handing it to the pool runs on the calling thread.
 
 use std::cell::Cell;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-use exactknn_core::{Error, Monitor, PoolHandle, Report, Result};
+use exactknn_core::{Monitor, PoolHandle, Report, Result, catch_panic};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -71,31 +69,18 @@ pub(crate) fn run<T: Send>(
     let progress = progress.map(|callback| callback.clone().unbind());
     let interruption = &mut None;
     let outcome = py.detach(|| {
-        let pool = PoolHandle::get(threads)?;
-        let (send, receive) = channel();
-        let monitor = &monitor;
-        pool.pool().in_place_scope(|scope| {
-            scope.spawn(move |_| {
-                // Cannot fail: the receiver waits for this message.
-                let _ = send.send(catch_panic(|| work(monitor)));
-            });
-            loop {
-                match receive.recv_timeout(POLL_INTERVAL) {
-                    Ok(outcome) => return outcome,
-                    Err(RecvTimeoutError::Timeout) => {
-                        if interruption.is_none()
-                            && let Err(error) = Python::attach(|py| poll(py, monitor, progress.as_ref()))
-                        {
-                            *interruption = Some(error);
-                            monitor.cancel();
-                        }
-                    }
-                    Err(RecvTimeoutError::Disconnected) => {
-                        return Err(Error::Panic("a worker ended without a result".into()));
-                    }
+        PoolHandle::get(threads)?.watch(
+            || work(&monitor),
+            POLL_INTERVAL,
+            || {
+                if interruption.is_none()
+                    && let Err(error) = Python::attach(|py| poll(py, &monitor, progress.as_ref()))
+                {
+                    *interruption = Some(error);
+                    monitor.cancel();
                 }
-            }
-        })
+            },
+        )
     });
     if let Some(error) = interruption.take() {
         return Err(error);
@@ -114,16 +99,4 @@ fn poll(py: Python<'_>, monitor: &Monitor, progress: Option<&Py<PyAny>>) -> PyRe
         progress.call1(py, (monitor.fraction(),))?;
     }
     Ok(())
-}
-
-/// Turn a panic of the core into an error that asks for a bug report; it must not end the caller's process.
-fn catch_panic<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|payload| {
-        let text = payload
-            .downcast_ref::<&str>()
-            .map(|text| (*text).to_owned())
-            .or_else(|| payload.downcast_ref::<String>().cloned())
-            .unwrap_or_else(|| "no message".to_owned());
-        Err(Error::Panic(text))
-    })
 }

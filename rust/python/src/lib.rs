@@ -55,6 +55,18 @@ fn restore_float_env(state: u32) {
     exactknn_core::float_env::restore(state);
 }
 
+/// Wait until no thread holds a lock of this module; for the time before a fork.
+#[pyfunction]
+fn before_fork() {
+    exactknn_core::fork::before();
+}
+
+/// End what `before_fork` began, in the parent and in the child.
+#[pyfunction]
+fn after_fork() {
+    exactknn_core::fork::after();
+}
+
 /// The SIMD level of new searches.
 #[pyfunction]
 fn simd_level() -> PyResult<&'static str> {
@@ -136,6 +148,8 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(get_num_threads, module)?)?;
     module.add_function(wrap_pyfunction!(replace_float_env, module)?)?;
     module.add_function(wrap_pyfunction!(restore_float_env, module)?)?;
+    module.add_function(wrap_pyfunction!(before_fork, module)?)?;
+    module.add_function(wrap_pyfunction!(after_fork, module)?)?;
     module.add_function(wrap_pyfunction!(simd_level, module)?)?;
     module.add_function(wrap_pyfunction!(available_simd_levels, module)?)?;
     module.add_function(wrap_pyfunction!(set_simd_level, module)?)?;

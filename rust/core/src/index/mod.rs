@@ -24,6 +24,7 @@ use crate::matrix::{Element, MatrixRef, QueryRef, check_row_count};
 use crate::metric::Metric;
 use crate::runtime::Monitor;
 use crate::runtime::alloc::{try_collect, try_reserve, try_vec};
+use crate::runtime::fork::Held;
 use crate::runtime::pool;
 use crate::saved::Stored;
 use crate::search::Execution;
@@ -85,17 +86,17 @@ impl<E: Element + Stored> Index<E> {
     }
 
     // Each change of the list is one operation on a whole segment, so a panic cannot have left it inconsistent.
-    fn read(&self) -> RwLockReadGuard<'_, Vec<Arc<Segment<E>>>> {
-        self.segments.read().unwrap_or_else(PoisonError::into_inner)
+    fn read(&self) -> Held<RwLockReadGuard<'_, Vec<Arc<Segment<E>>>>> {
+        Held::new(|| self.segments.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, Vec<Arc<Segment<E>>>> {
-        self.segments.write().unwrap_or_else(PoisonError::into_inner)
+    fn write(&self) -> Held<RwLockWriteGuard<'_, Vec<Arc<Segment<E>>>>> {
+        Held::new(|| self.segments.write().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Exclude other changes of the segments.
-    fn change(&self) -> MutexGuard<'_, ()> {
-        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+    fn change(&self) -> Held<MutexGuard<'_, ()>> {
+        Held::new(|| self.changing.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Append rows. After an error nothing has been appended. Runs on the calling thread if `threads` is 1, else on the pool

@@ -22,6 +22,7 @@ use crate::filter::persist::codes_name;
 use crate::matrix::{Element, MatrixRef, Precision};
 use crate::metric::Metric;
 use crate::runtime::Monitor;
+use crate::runtime::fork::Held;
 use crate::saved::{Saved, Tensor};
 use crate::search::plan;
 
@@ -255,9 +256,9 @@ impl PanelCache {
         self.metric
     }
 
-    fn lock(&self) -> MutexGuard<'_, Forms> {
+    fn lock(&self) -> Held<MutexGuard<'_, Forms>> {
         // The list is changed by single pushes, so a panic cannot have left it inconsistent.
-        self.forms.lock().unwrap_or_else(PoisonError::into_inner)
+        Held::new(|| self.forms.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Whether it holds panels.
