@@ -1,4 +1,4 @@
-"""State of a thread or process that must not change a result: its float mode; at a fork, locks and the threads of torch.
+"""What must not change a result: the float mode of the calling thread and, at a fork, locks and the threads of torch.
 
     caller ──undisturbed──> default float mode; torch on one thread in a forked child ──> function ──> caller's state
 
