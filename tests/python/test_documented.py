@@ -154,3 +154,20 @@ def test_a_message_of_the_first_page_is_what_is_said(part):
     wanted = ".*".join(re.escape(text.strip()) for text in written.strip("`").split("..."))
     with pytest.raises(ValueError, match=wanted):
         MESSAGES[part]()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
+def test_bytes_of_a_row_are_those_of_the_page(dtype):
+    rows = np.random.default_rng(0).standard_normal((9000, 128)).astype(np.float16)
+    table = section(page("docs/indexes.md"), "## Memory")
+    (line,) = (line for line in table.splitlines() if dtype in re.findall(r"\w+", line.partition("|")[2].split("|")[0]))
+    coded, widened = (int(cell.replace(",", "")) for cell in line.split("|")[2:4])
+    for level in exactknn.available_simd_levels():
+        exactknn.set_simd_level(level)
+        try:
+            index = exactknn.Index(dtype=dtype)
+            index.add(rows)
+            index.search(rows[:200], 5)
+            assert index.nbytes // len(rows) == (coded if level.endswith("vnni") else widened)
+        finally:
+            exactknn.set_simd_level(None)

@@ -280,3 +280,22 @@ def test_whatever_has_rows_is_taken():
         index = Index()
         index.add(torch.from_numpy(stored) * 1)
         assert_same(index.search(torch.from_numpy(query) * 1, 3), wanted)
+
+
+def test_methods_of_faiss_have_the_counterparts_of_the_page():
+    faiss = pytest.importorskip("faiss")
+    stored, query = np.random.default_rng(5).integers(-9, 9, (2, 90, 3)).astype(np.float32)
+    stored = np.unique(stored, axis=0)
+    for theirs, ours in ((faiss.IndexFlatL2(3), Index()), (faiss.IndexFlatIP(3), Index("inner_product"))):
+        for index in (theirs, ours):
+            index.add(stored[:50])
+            index.add(stored[50:])
+        theirs.remove_ids(np.array([3, 60]))
+        mask = np.zeros(len(ours), bool)
+        mask[[3, 60]] = True
+        ours.remove(mask)
+        assert (theirs.ntotal, theirs.d) == (len(ours), ours.dim)
+        assert ours.search(query, 4)[0].tolist() == theirs.search(query, 4)[0].tolist()
+        assert ours.rows(7, 7 + 5).tolist() == theirs.reconstruct_n(7, 5).tolist()
+        with pytest.raises(ValueError, match="k must be at most the number of references"):
+            ours.search(query, len(ours) + 1)

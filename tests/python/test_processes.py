@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -357,3 +358,27 @@ x = np.eye(3, dtype=np.float32)
 print(exactknn.knn(x, k=1)[1].ravel())
 """
     assert run_python(program) == "[1 0 0]"
+
+
+def test_a_quota_of_the_control_group_is_respected(run_python):
+    # Both versions of control groups: the file of the quota, and what gives one processor.
+    choices = [("/sys/fs/cgroup/cpu", "cpu.cfs_quota_us", "100000"), ("/sys/fs/cgroup", "cpu.max", "100000 100000")]
+    parent, name, one = next((each for each in choices if os.path.exists(os.path.dirname(each[0]))), choices[1])
+    group = Path(parent, f"exactknn-test-{os.getpid()}")
+    try:
+        group.mkdir()
+    except OSError:
+        pytest.skip("no right to make a control group")
+    try:
+        if not (group / name).exists():
+            pytest.skip("the control group has no quota of processors")
+        (group / name).write_text(one)
+        program = f"""
+import os
+open({str(group / "cgroup.procs")!r}, "w").write(str(os.getpid()))
+import exactknn
+print(exactknn.get_num_threads(), exactknn.knn([[0.0], [1.0], [3.0]], k=1)[1].tolist())
+"""
+        assert run_python(program) == "1 [[1], [0], [1]]"
+    finally:
+        group.rmdir()

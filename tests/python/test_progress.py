@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -140,3 +141,18 @@ def test_another_kind_of_progress_is_refused(progress):
     with pytest.raises(TypeError, match="progress must be True, False, None or a function") as caught:
         exactknn.knn([[0.0]], [[1.0]], k=1, progress=progress)
     assert repr(progress) in str(caught.value)
+
+
+def test_a_function_is_called_on_the_thread_of_the_caller():
+    x, threads = rows(3000, 32), set()
+
+    def tell(_):
+        threads.add(threading.get_ident())
+
+    exactknn.knn(x, k=5, num_threads=2, progress=tell)
+    exactknn.knn(x[:9], iter([x]), 5, progress=tell)
+    exactknn.radius(x, r=1.0, num_threads=2, progress=tell)
+    index = exactknn.Index()
+    index.add(x, num_threads=2, progress=tell)
+    index.search(x, 5, num_threads=2, progress=tell)
+    assert threads == {threading.get_ident()}

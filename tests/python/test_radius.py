@@ -7,6 +7,7 @@ import subprocess
 import sys
 from decimal import Decimal
 from fractions import Fraction
+from itertools import pairwise
 
 import ml_dtypes
 import numpy as np
@@ -404,3 +405,27 @@ for distances in (True, False):
     printed = run_python(program).splitlines()
     assert len(printed) == 2
     assert all("bytes for the rows within the radius" in line for line in printed)
+
+
+def test_the_pairs_of_other_libraries_are_those_that_the_page_says():
+    faiss, spatial = pytest.importorskip("faiss"), pytest.importorskip("scipy.spatial")
+    # Whole numbers: many pairs are exactly at the radius, which only faiss leaves out.
+    x, y = np.random.default_rng(3).integers(0, 4, (2, 60, 3)).astype(np.float32)
+    for metric, index, beside in (
+        ("sqeuclidean", faiss.IndexFlatL2(3), 3.0),
+        ("inner_product", faiss.IndexFlatIP(3), 9.0),
+    ):
+        index.add(y)
+        bound = np.nextafter(np.float32(beside), np.float32(np.inf if metric == "sqeuclidean" else -np.inf))
+        lims, distances, ids = index.range_search(x, float(bound))
+        indptr, indices, values = exactknn.radius(x, y, beside, metric=metric, sort=False)
+        assert indptr.tolist() == lims.tolist()
+        for start, stop in pairwise(lims):
+            order = np.argsort(ids[start:stop])
+            assert ids[start:stop][order].tolist() == indices[start:stop].tolist()
+            assert distances[start:stop][order].tolist() == values[start:stop].tolist()
+        fewer = index.range_search(x, beside)[0][-1]
+        assert fewer == indptr[-1] - np.count_nonzero(values == beside) < indptr[-1]
+    indptr, indices = exactknn.radius(x, y, 2.0, metric="euclidean", return_distances=False)
+    wanted = spatial.cKDTree(y).query_ball_point(x, 2.0, return_sorted=True)
+    assert [indices[start:stop].tolist() for start, stop in pairwise(indptr)] == wanted.tolist()

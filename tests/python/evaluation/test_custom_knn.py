@@ -5,6 +5,7 @@ import gc
 import pickle
 import threading
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -264,3 +265,30 @@ def test_autocast_changes_nothing(distance):
             got = knn(query, 4, reference)
         assert got[0].equal(wanted[0])
         assert got[1].equal(wanted[1])
+
+
+MEMORY = """
+import re, torch
+from exactknn.distances import DotProductSimilarity
+from exactknn.evaluation import CustomKNN, RustKNN
+
+def peak():
+    return int(re.search(r"VmHWM:\\s*(\\d+) kB", open("/proc/self/status").read())[1]) >> 10
+
+def added(knn, rows, k):
+    x = torch.randn(rows, 8, generator=torch.manual_seed(0))
+    knn(x[:100], 5, x[:100])
+    before = peak()
+    assert knn(x, k, x, True)[1].shape == (rows, k)
+    return peak() - before
+
+print(added(CustomKNN(DotProductSimilarity(), batch_size=64, backend="torch"), 6_000, 10), added(RustKNN(), 8_000, 100))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of a process is read there")
+def test_memory_grows_with_the_neighbours_and_not_with_the_pairs(run_python):
+    # The matrices of all pairs would be 137 MiB and 244 MiB, the second result is 9 MiB.
+    one, other = map(int, run_python(MEMORY).split())
+    assert one < 60
+    assert other < 80

@@ -17,7 +17,7 @@ from exactknn.distances import (
     DotProductSimilarity,
     LpDistance,
 )
-from exactknn.evaluation import MatchCounts, MatchFinder, match_accuracy, match_f1, select_threshold
+from exactknn.evaluation import CustomKNN, MatchCounts, MatchFinder, match_accuracy, match_f1, select_threshold
 from exactknn.evaluation.match import _core_bound
 from tests.python.evaluation.match_helpers import (
     ALL,
@@ -298,3 +298,15 @@ def test_all_half_numbers_as_thresholds(dtype):
         near = torch.cat([at, torch.nextafter(at, at + math.inf), torch.nextafter(at, at - math.inf)])
         near = near[near.isfinite()]
         assert (near.double() <= bound).equal(near.to(dtype) <= threshold)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+def test_a_row_of_zeros_has_cosine_zero_with_every_row(dtype):
+    x = torch.tensor([[0.0, 0.0], [3.0, 4.0]], dtype=dtype)
+    finder = MatchFinder(CosineSimilarity(), threshold=0)
+    assert finder.pairwise(x[:1].expand(2, 2), x).tolist() == [0, 0]
+    assert finder.get_match_matrix(x, threshold=5e-8).tolist() == [[False, False], [False, True]]
+    assert finder.get_match_indices(x).tolist() == [[0, 0], [0, 1], [1, 0], [1, 1]]
+    for backend in ("rust", "torch"):
+        assert CustomKNN(CosineSimilarity(), backend=backend)(x[:1], 2, x)[0].tolist() == [[0, 0]]
+    assert exactknn.knn(x[:1], x, 2, metric="cosine")[0].tolist() == [[1, 1]]

@@ -10,7 +10,7 @@ import torch
 
 import exactknn
 from exactknn.distances import CosineSimilarity, LpDistance, SNRDistance
-from exactknn.evaluation import CustomKNN, RustKNN
+from exactknn.evaluation import AccuracyCalculator, CustomKNN, MatchFinder, RustKNN
 
 
 def rows(n, d, seed=0, dtype=torch.float32):
@@ -129,3 +129,20 @@ def test_refusals():
     broken[1, 0] = torch.nan
     with pytest.raises(ValueError, match=r"query\b.*\brow 1\b"):
         knn(broken, 1, reference)
+
+
+def test_each_backend_and_the_finder_return_their_own_measure():
+    # Unit vectors with cosine 1, 0.9 and 0 to the first.
+    x = torch.nn.functional.normalize(torch.tensor([[1.0, 0.0], [0.9, 0.19**0.5], [0.0, 1.0]]))
+    squared, similarities = [0, 0.2, 2], [1, 0.9, 0]
+    for knn in (RustKNN(), AccuracyCalculator().knn_func):
+        assert knn(x[:1], 3, x)[0][0].tolist() == pytest.approx(squared, abs=1e-6)
+    for distance, wanted in (
+        (LpDistance(), [0, 0.2**0.5, 2**0.5]),
+        (LpDistance(power=2), squared),
+        (CosineSimilarity(), similarities),
+    ):
+        for knn in (RustKNN(distance), CustomKNN(distance), CustomKNN(distance, backend="torch")):
+            assert knn(x[:1], 3, x)[0][0].tolist() == pytest.approx(wanted, abs=1e-6)
+        found = MatchFinder(distance).pairwise(x[:1].expand(3, 2), x)
+        assert found.tolist() == pytest.approx(wanted, abs=1e-6)

@@ -249,3 +249,25 @@ def test_types_that_are_no_size(value):
         exactknn.knn(rows(2, 4), k=1, max_memory=value)
     with pytest.raises(ValueError, match="max_memory must be at least 1, got 0"):
         exactknn.knn(rows(2, 4), k=1, max_memory=0)
+
+
+class Items:
+    """An object with item access."""
+
+    def __init__(self, items):
+        self.items = items
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, row):
+        return self.items[row]
+
+
+def test_an_object_with_item_access_is_a_matrix_unless_it_is_iterated():
+    x = rows(40, 4)
+    assert_same(exactknn.knn(x, Items(x), 3), exactknn.knn(x, x, 3))
+    blocks = Items([x[:20], x[20:]])
+    with pytest.raises(ValueError, match=r"reference must be 2-D .* got shape \(2, 20, 4\)"):
+        exactknn.knn(x, blocks, 3)
+    assert_same(exactknn.knn(x, iter(blocks), 3), exactknn.knn(x, x, 3))
