@@ -363,7 +363,7 @@ print(exactknn.knn(x, k=1)[1].ravel())
 def test_a_quota_of_the_control_group_is_respected(run_python):
     # Both versions of control groups: the file of the quota, and what gives one processor.
     choices = [("/sys/fs/cgroup/cpu", "cpu.cfs_quota_us", "100000"), ("/sys/fs/cgroup", "cpu.max", "100000 100000")]
-    parent, name, one = next((each for each in choices if os.path.exists(os.path.dirname(each[0]))), choices[1])
+    parent, name, one = choices[0] if os.path.exists(choices[0][0]) else choices[1]
     group = Path(parent, f"exactknn-test-{os.getpid()}")
     try:
         group.mkdir()
@@ -372,7 +372,7 @@ def test_a_quota_of_the_control_group_is_respected(run_python):
     try:
         if not (group / name).exists():
             pytest.skip("the control group has no quota of processors")
-        (group / name).write_text(one)
+        (group / name).write_text(one, encoding="utf-8")
         program = f"""
 import os
 open({str(group / "cgroup.procs")!r}, "w").write(str(os.getpid()))
