@@ -128,7 +128,14 @@ fn check<E: Element + Stored>(query: &[Vec<E>], references: &[Vec<E>], k: usize,
 }
 
 /// Convert queries and references to one type, scaled to its range, and check.
-fn check_as(kind: Type, query: &[Vec<f64>], references: &[Vec<f64>], k: usize, metric: Metric, exclude_self: bool) {
+pub(crate) fn check_as(
+    kind: Type,
+    query: &[Vec<f64>],
+    references: &[Vec<f64>],
+    k: usize,
+    metric: Metric,
+    exclude_self: bool,
+) {
     match kind {
         Type::F32 => {
             check(&convert(query, |x| x as f32), &convert(references, |x| x as f32), k, metric, exclude_self);

@@ -17,10 +17,10 @@ use crate::common::{KINDS, Random, Type, affordable, any_metric, convert, levels
 const THREADS: NonZero<usize> = NonZero::new(2).expect("positive");
 
 /// A file that is removed at the end of the test.
-struct Temporary(PathBuf);
+pub(crate) struct Temporary(pub(crate) PathBuf);
 
 impl Temporary {
-    fn new(name: &str) -> Self {
+    pub(crate) fn new(name: &str) -> Self {
         Self(std::env::temp_dir().join(format!("exactknn-index-{}-{name}", std::process::id())))
     }
 }
@@ -32,17 +32,17 @@ impl Drop for Temporary {
 }
 
 /// An index, and its expected rows.
-struct Pair<E: Element + Stored> {
-    index: Index<E>,
+pub(crate) struct Pair<E: Element + Stored> {
+    pub(crate) index: Index<E>,
     rows: Vec<Vec<E>>,
 }
 
 impl<E: Element + Stored> Pair<E> {
-    fn new(dim: usize, metric: Metric) -> Self {
+    pub(crate) fn new(dim: usize, metric: Metric) -> Self {
         Self { index: Index::new(dim, metric).expect("columns").sealed_at(64), rows: Vec::new() }
     }
 
-    fn add(&mut self, rows: &[Vec<E>], simd: Simd) {
+    pub(crate) fn add(&mut self, rows: &[Vec<E>], simd: Simd) {
         let numbers = rows.concat();
         let matrix =
             MatrixRef::new(&numbers, rows.len(), self.index.dim(), Argument::Reference).expect("a good matrix");
@@ -116,7 +116,7 @@ impl<E: Element + Stored> Pair<E> {
 }
 
 /// One history of an index at every level, saved at one and loaded at the next.
-fn history<E: Element + Stored>(all: &[Vec<E>], metric: Metric, k: usize, exclude_self: bool, seed: u64)
+pub(crate) fn history<E: Element + Stored>(all: &[Vec<E>], metric: Metric, k: usize, exclude_self: bool, seed: u64)
 where
     E::Output: Into<f64>,
 {

@@ -3,6 +3,11 @@
 mod common;
 mod contract;
 mod filters;
+#[path = "../fuzz/driver.rs"]
+#[allow(unreachable_pub, missing_docs, reason = "the core has the same file")]
+mod fuzz;
+#[path = "../fuzz/searches.rs"]
+mod fuzz_searches;
 mod index;
 mod pairwise;
 mod questions;

@@ -86,7 +86,7 @@ where
 
 /// A choice of the radius.
 #[derive(Debug, Clone, Copy)]
-enum Radius {
+pub(crate) enum Radius {
     /// The value of some pair: it is inside.
     Tie,
     /// The float64 number above, or below, such a value.
@@ -130,7 +130,7 @@ where
 }
 
 /// Convert queries and references to one type, scaled to its range, and check.
-fn check_as(
+pub(crate) fn check_as(
     element: Type,
     query: &[Vec<f64>],
     references: &[Vec<f64>],

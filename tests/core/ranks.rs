@@ -83,7 +83,7 @@ fn check<E: Element>(
 }
 
 /// Convert queries and references to one type, scaled to its range, and check.
-fn check_as(
+pub(crate) fn check_as(
     element: Type,
     query: &[Vec<f64>],
     references: &[Vec<f64>],
@@ -109,7 +109,7 @@ fn check_as(
 }
 
 /// Groups of random rows in random order: none, few, a fraction or all of them.
-fn random_groups(references: usize, most: usize, random: &mut Random) -> Vec<Vec<usize>> {
+pub(crate) fn random_groups(references: usize, most: usize, random: &mut Random) -> Vec<Vec<usize>> {
     (0..4)
         .map(|group| {
             let mut rows: Vec<usize> = (0..references).collect();

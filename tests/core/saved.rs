@@ -15,10 +15,10 @@ use exactknn_core::{Error, Monitor, Result, bf16, f16};
 use crate::common::Random;
 
 /// A folder that is removed at the end of the test.
-struct Folder(PathBuf);
+pub(crate) struct Folder(PathBuf);
 
 impl Folder {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         let (process, count) = (std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let path = std::env::temp_dir().join(format!("exactknn-saved-{process}-{count}"));
@@ -26,7 +26,7 @@ impl Folder {
         Self(path)
     }
 
-    fn file(&self, name: &str) -> PathBuf {
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }
 
@@ -54,7 +54,7 @@ fn save(path: &Path, tensors: Vec<Tensor<'_>>) -> Result<()> {
 }
 
 /// Tensors of several types and shapes, whose sizes are and are not multiples of 64 bytes.
-fn small(path: &Path) {
+pub(crate) fn small(path: &Path) {
     let tensors = vec![
         Tensor::of_slice("bytes", &[3], &[1u8, 2, 3]),
         Tensor::of_slice("codes", &[2, 16], &[7u32; 32]),
@@ -66,7 +66,7 @@ fn small(path: &Path) {
 }
 
 /// The complete contents of a file, if all of it is verified.
-fn all(path: &Path) -> Result<String> {
+pub(crate) fn all(path: &Path) -> Result<String> {
     let saved = Saved::open(path)?;
     saved.verify_all(&Monitor::new())?;
     let mut text = format!("{:?}", saved.metadata());
@@ -83,7 +83,7 @@ fn all(path: &Path) -> Result<String> {
     Ok(text)
 }
 
-fn message<T: std::fmt::Debug>(outcome: Result<T>, path: &Path) -> String {
+pub(crate) fn message<T: std::fmt::Debug>(outcome: Result<T>, path: &Path) -> String {
     let text = outcome.expect_err("a refusal").to_string();
     let rest = text.strip_prefix(&format!("{}: ", path.display())).expect("the path comes first");
     assert!(!rest.contains('\n'), "{rest:?}");

@@ -22,6 +22,10 @@ mod arch;
 mod error;
 mod exact;
 mod filter;
+#[cfg(test)]
+#[path = "../../../tests/fuzz/driver.rs"]
+#[allow(unreachable_pub, reason = "tests/core has the same file")]
+mod fuzz;
 mod index;
 mod matrix;
 pub mod measure;

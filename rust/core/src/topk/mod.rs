@@ -6,6 +6,8 @@
 //! ```
 
 mod merge;
+#[cfg(test)]
+mod properties;
 mod select;
 mod sort;
 

@@ -3,13 +3,14 @@
 //! For every pair of rows the kernel's key is within its error bound of the key computed in float64, and no row below a floor
 //! ranks at or before the row from which the floor was computed.
 
+mod fuzz;
 mod radius;
 mod unpacked;
 
 use proptest::prelude::*;
 
 use crate::Argument;
-use crate::arch::kernel::{CandidateLists, Microkernel, QueryPanel, Thresholds, Transposed, Visit};
+use crate::arch::kernel::{CandidateLists, MAX_RUN, Microkernel, QueryPanel, Thresholds, Transposed, Visit};
 use crate::arch::level::{Level, Simd};
 use crate::arch::{self, WithKernel};
 use crate::exact::{Prepared, Widened, score};
@@ -58,14 +59,17 @@ impl<E: Element> WithKernel for AllKeys<'_, E> {
                 thresholds.open(m, f32::NEG_INFINITY, queries.terms[first + m]);
             }
             let panel = QueryPanel { codes: queries.panel(group), thresholds: &thresholds };
-            kernel.scan(&panel, &packed.run(0, packed.panels(), Visit::All).expect("in memory"), &mut candidates);
-            for m in 0..K::MR {
-                let (rows, found) = candidates.take(m);
-                if m >= lanes {
-                    continue;
-                }
-                for (&row, &key) in rows.iter().zip(found).filter(|(row, _)| (**row as usize) < refs.rows()) {
-                    keys.key[(first + m) * refs.rows() + row as usize] = key;
+            for start in (0..packed.panels()).step_by(MAX_RUN) {
+                let end = packed.panels().min(start + MAX_RUN);
+                kernel.scan(&panel, &packed.run(start, end, Visit::All).expect("in memory"), &mut candidates);
+                for m in 0..K::MR {
+                    let (rows, found) = candidates.take(m);
+                    if m >= lanes {
+                        continue;
+                    }
+                    for (&row, &key) in rows.iter().zip(found).filter(|(row, _)| (**row as usize) < refs.rows()) {
+                        keys.key[(first + m) * refs.rows() + row as usize] = key;
+                    }
                 }
             }
         }
