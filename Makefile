@@ -97,6 +97,13 @@ lint: setup ## rustfmt, clippy, ruff, mypy, and the stubs against the built exte
 	$(BIN)/python -m mypy
 	MYPYPATH=python $(BIN)/python -m mypy.stubtest exactknn._core
 
+# Targets and seeds: tests/fuzz. A failed case prints the command that repeats it.
+MINUTES ?= 10
+
+.PHONY: fuzz
+fuzz: setup ## random cases of searches, bounds, selection, indexes and files against their oracles, for MINUTES=10
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
+
 .PHONY: digest
 digest: setup ## one digest of results, compared with the recorded one at every level with 1 to 4 threads (two minutes)
 	$(BIN)/python -m benches.digest --all
