@@ -58,7 +58,7 @@ impl<E: Element> Case<'_, E> {
 
 /// The filter of a search with many queries.
 fn packed(level: Level) -> Option<&'static str> {
-    Some(if matches!(level, Level::AvxVnni | Level::Avx512Vnni) { "int8" } else { "float32" })
+    Some(if level == Level::Scalar { "float32" } else { "int8" })
 }
 
 fn to_f32(rows: &[Vec<f64>]) -> Vec<Vec<f32>> {

@@ -87,6 +87,29 @@ pub fn peak(simd: Simd, codes: Codes) -> Option<f64> {
                     of(32)
                 }));
             }
+            Codes::Int8 if simd.avx512().is_some() => {
+                // The products depend on the sum, or they would leave the loop.
+                let run = chains!("avx512f,avx512bw", _mm512_setzero_si512(), |sum, x, y| _mm512_add_epi32(
+                    sum,
+                    _mm512_madd_epi16(_mm512_maddubs_epi16(sum, x), y)
+                ));
+                return Some(rate(|| {
+                    // SAFETY: the guard of this arm has a token that proves AVX-512 F and BW.
+                    unsafe { run() };
+                    of(64)
+                }));
+            }
+            Codes::Int8 if simd.avx2().is_some() => {
+                let run = chains!("avx2", _mm256_setzero_si256(), |sum, x, y| _mm256_add_epi32(
+                    sum,
+                    _mm256_madd_epi16(_mm256_maddubs_epi16(sum, x), y)
+                ));
+                return Some(rate(|| {
+                    // SAFETY: the guard of this arm has a token that proves AVX2.
+                    unsafe { run() };
+                    of(32)
+                }));
+            }
             Codes::Float32 if simd.avx512().is_some() => {
                 let run = chains!("avx512f", _mm512_setzero_ps(), |sum, x, y| _mm512_fmadd_ps(x, y, sum));
                 return Some(rate(|| {

@@ -120,9 +120,17 @@ pub(crate) trait Encoding {
 /// The row itself in float32, for sums of products.
 pub(crate) enum Float32 {}
 
-/// Four columns per code, as 8-bit integers times a scale of the row.
+/// Four columns per code, as 8-bit integers times a scale of the row. Those of a query are at most `QUERY` in magnitude: 127,
+/// or [`NARROW`] where products are added in pairs of 16 bits. References have the same codes for both.
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
-pub(crate) enum Int8 {}
+pub(crate) enum Int8<const QUERY: u8> {}
+
+/// The largest 8-bit integer.
+pub(crate) const FULL: u8 = 127;
+
+/// The largest 7-bit integer: two products of it and an unsigned byte fit in 16 bits.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+pub(crate) const NARROW: u8 = 63;
 
 /// The row itself in float32, for an Lp distance. `CHEBYSHEV` has smaller error terms: the largest rounding of a column
 /// instead of the sum over all columns.

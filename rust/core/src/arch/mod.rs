@@ -46,10 +46,32 @@ pub(crate) fn with_float32<W: WithKernel>(simd: Simd, work: W) -> W::Output {
     work.run(scalar::ScalarF32)
 }
 
+/// How a level multiplies 8-bit integers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ByteProducts {
+    /// Not at all.
+    None,
+    /// In pairs of 16 bits, by three instructions.
+    Pairs,
+    /// By one instruction that adds four products to a sum.
+    Dot,
+}
+
+/// How a level multiplies 8-bit integers.
+pub(crate) fn byte_products(level: Level) -> ByteProducts {
+    let features = level.features();
+    if features.contains(Features::AVX512_VNNI) || features.contains(Features::AVX_VNNI) {
+        ByteProducts::Dot
+    } else if features.contains(Features::AVX2) {
+        ByteProducts::Pairs
+    } else {
+        ByteProducts::None
+    }
+}
+
 /// Whether a level has an int8 kernel.
 pub(crate) fn has_int8(level: Level) -> bool {
-    let features = level.features();
-    features.contains(Features::AVX512_VNNI) || features.contains(Features::AVX_VNNI)
+    byte_products(level) != ByteProducts::None
 }
 
 /// Run `work` with the int8 kernel of a level, or with its float32 kernel if it has none.
@@ -62,6 +84,12 @@ pub(crate) fn with_int8<W: WithKernel>(simd: Simd, work: W) -> W::Output {
         }
         if let Some(token) = simd.avx_vnni() {
             return work.run(x86_64::vnni::AvxVnniI8(token));
+        }
+        if let Some(token) = simd.avx512() {
+            return work.run(x86_64::maddubs::Avx512I8(token));
+        }
+        if let Some(token) = simd.avx2() {
+            return work.run(x86_64::maddubs::Avx2I8(token));
         }
     }
     with_float32(simd, work)

@@ -1,4 +1,5 @@
-//! Codes of the int8 filter: four columns per code, each an integer between -127 and 127 times the row's scale.
+//! Codes of the int8 filter: four columns per code, each an integer between -127 and 127 times the row's scale. Kernels that
+//! add products in pairs of 16 bits have queries of integers between -63 and 63.
 //!
 //! ```text
 //! centred row x ──largest magnitude / 127──> scale s
@@ -9,7 +10,7 @@
 //! References are stored as unsigned bytes, since the instruction multiplies unsigned by signed; the start value of the sums
 //! undoes the added 128.
 
-use crate::arch::kernel::{Centred, Encoding, Int8, PanelTerms, QueryTerms, ReferenceTerms};
+use crate::arch::kernel::{Centred, Encoding, FULL, Int8, PanelTerms, QueryTerms, ReferenceTerms};
 use crate::arch::level::{Simd, multiversion};
 use crate::filter::bound::{TAU, U32, UNDERFLOW, VANISHED, f32_lane_error, up};
 use crate::filter::center_f32::{LANES, fold, padded};
@@ -72,8 +73,8 @@ fn encode_chunk(
 }
 
 multiversion! {
-    /// Write the codes of `row`, each xor `flip`, into lane `lane` of a panel of `lanes` rows.
-    fn quantize(row: &[f32], flip: u8, lane: usize, lanes: usize, panel: &mut [u32]) -> Quantized {
+    /// Write the codes of `row`, at most `most` and each xor `flip`, into lane `lane` of a panel of `lanes` rows.
+    fn quantize(row: &[f32], most: f32, flip: u8, lane: usize, lanes: usize, panel: &mut [u32]) -> Quantized {
         let (chunks, rest) = row.as_chunks::<LANES>();
         let last = padded(rest);
 
@@ -85,7 +86,7 @@ multiversion! {
             }
         }
         let largest = fold(largest, |x, y| if x > y { x } else { y });
-        let (scale, inverse) = if largest >= SMALLEST { (largest / 127.0, 127.0 / largest) } else { (0.0, 0.0) };
+        let (scale, inverse) = if largest >= SMALLEST { (largest / most, most / largest) } else { (0.0, 0.0) };
 
         let (mut residual2, mut sum) = ([0.0f32; LANES], [0i32; LANES]);
         let mut steps = panel.chunks_exact_mut(lanes);
@@ -115,13 +116,13 @@ impl Quantized {
 }
 
 /// See `docs/exactness.md`, "The int8 filter".
-impl Encoding for Int8 {
+impl<const QUERY: u8> Encoding for Int8<QUERY> {
     type Code = u32;
     const COLUMNS: usize = COLUMNS;
     const CENTER_F32: bool = true;
 
     fn encode_reference(simd: Simd, row: &Centred<'_>, lane: usize, lanes: usize, panel: &mut [u32]) -> ReferenceTerms {
-        let quantized = quantize(simd, row.row, UNSIGNED, lane, lanes, panel);
+        let quantized = quantize(simd, row.row, f32::from(FULL), UNSIGNED, lane, lanes, panel);
         let residual = quantized.residual(row);
         let error = PanelTerms {
             a: up(residual + 8.0 * U32 * (row.norm + residual)),
@@ -132,7 +133,7 @@ impl Encoding for Int8 {
     }
 
     fn encode_query(simd: Simd, row: &Centred<'_>, lane: usize, lanes: usize, panel: &mut [u32]) -> QueryTerms {
-        let quantized = quantize(simd, row.row, 0, lane, lanes, panel);
+        let quantized = quantize(simd, row.row, f32::from(QUERY), 0, lane, lanes, panel);
         let residual = quantized.residual(row);
         QueryTerms {
             alpha: up(row.norm + residual),

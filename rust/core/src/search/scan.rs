@@ -140,7 +140,8 @@ pub(crate) fn run<Q: Question>(
             let after = context.monitor.rescored();
             let pairs = first.len() as f64 * problem.references as f64;
             let share = |before: u64, after: u64| (after - before) as f64 / pairs;
-            let next = problem.next_filter(filter, share(before.0, after.0), share(before.1, after.1));
+            let next =
+                problem.next_filter(context.simd.level(), filter, share(before.0, after.0), share(before.1, after.1));
             if next != filter {
                 // Probe again: float32 may not pay either.
                 filter = next;

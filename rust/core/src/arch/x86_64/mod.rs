@@ -13,4 +13,5 @@ macro_rules! intrinsics {
 
 pub(crate) mod avx2;
 pub(crate) mod avx512;
+pub(crate) mod maddubs;
 pub(crate) mod vnni;

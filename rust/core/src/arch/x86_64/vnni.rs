@@ -17,7 +17,7 @@ use std::arch::x86_64::*;
 
 use super::{avx2, avx512};
 use crate::arch::generic::{self, Products};
-use crate::arch::kernel::{CandidateLists, Int8, Microkernel, PanelRun, QueryPanel, ScanSymmetric, Transposed};
+use crate::arch::kernel::{CandidateLists, FULL, Int8, Microkernel, PanelRun, QueryPanel, ScanSymmetric, Transposed};
 use crate::arch::level::{Avx2, Avx512, Avx512Vnni, AvxVnni};
 
 impl Products for AvxVnni {
@@ -99,7 +99,7 @@ impl Microkernel for AvxVnniI8 {
     const MR: usize = Self::MR;
     const NR: usize = Self::NR;
     type Code = u32;
-    type Encoding = Int8;
+    type Encoding = Int8<FULL>;
 
     fn scan(self, query: &QueryPanel<'_, u32>, run: &PanelRun<'_, u32>, candidates: &mut CandidateLists) {
         #[target_feature(enable = "avx2,fma,avxvnni")]
@@ -135,7 +135,7 @@ impl Microkernel for Avx512VnniI8 {
     const MR: usize = Self::MR;
     const NR: usize = Self::NR;
     type Code = u32;
-    type Encoding = Int8;
+    type Encoding = Int8<FULL>;
 
     fn scan(self, query: &QueryPanel<'_, u32>, run: &PanelRun<'_, u32>, candidates: &mut CandidateLists) {
         #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
