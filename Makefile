@@ -104,6 +104,58 @@ MINUTES ?= 10
 fuzz: setup ## random cases of searches, bounds, selection, indexes and files against their oracles, for MINUTES=10
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
 
+# Tools that are not installed are named, with the command that installs them.
+NIGHTLY := +nightly
+CORE_TESTS := --package exactknn-core --lib --test core
+# A part of the tests that takes a minute or two in an emulator: one case of each fuzz target, order, selection, files.
+FEW_TESTS := seeds_ topk order bound::tests every_type_is_restored own_rows
+
+.PHONY: miri
+miri: ## selection, order, bounds and a search under Miri; needs a nightly toolchain
+	@cargo $(NIGHTLY) miri --version >/dev/null 2>&1 || { \
+		echo "Miri is missing: rustup toolchain install nightly --component miri rust-src" >&2; exit 1; }
+	MIRIFLAGS=-Zmiri-disable-isolation cargo $(NIGHTLY) miri test --package exactknn-core --lib -- \
+		topk:: order:: bound::tests exact:: --skip seeds_
+
+.PHONY: sanitize
+sanitize: ## the Rust tests with the address sanitizer, then with the thread sanitizer; needs a nightly toolchain
+	@cargo $(NIGHTLY) --version >/dev/null 2>&1 && \
+		test -d "$$(rustc $(NIGHTLY) --print sysroot)/lib/rustlib/src/rust/library" || { \
+		echo "Sanitizers are missing: rustup toolchain install nightly --component rust-src" >&2; exit 1; }
+	for sanitizer in address thread; do \
+		RUSTFLAGS="-Zsanitizer=$$sanitizer" CARGO_TARGET_DIR="target/$$sanitizer" \
+		cargo $(NIGHTLY) test -Zbuild-std --target "$$(rustc -vV | sed -n 's/host: //p')" $(CORE_TESTS); \
+	done
+
+.PHONY: test-baseline
+test-baseline: ## a part of the Rust tests on an emulated CPU without AVX; needs qemu-user
+	@command -v qemu-x86_64 >/dev/null || { \
+		echo "qemu-x86_64 is missing: apt-get install qemu-user" >&2; exit 1; }
+	CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="qemu-x86_64 -cpu Nehalem" cargo test $(CORE_TESTS) -- $(FEW_TESTS)
+
+.PHONY: valgrind
+valgrind: ## a part of the Rust tests under memcheck, at the levels that it knows
+	@command -v valgrind >/dev/null || { echo "valgrind is missing: apt-get install valgrind" >&2; exit 1; }
+	CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="valgrind --quiet --error-exitcode=9" \
+		cargo test $(CORE_TESTS) -- --test-threads=1 $(FEW_TESTS)
+
+.PHONY: coverage
+coverage: setup ## lines and branches that the tests reach, of Rust and of Python
+	@cargo llvm-cov --version >/dev/null 2>&1 || { echo "cargo-llvm-cov is missing: cargo install cargo-llvm-cov" \
+		"(and rustup component add llvm-tools, or LLVM_COV and LLVM_PROFDATA of an LLVM as new as rustc's)" >&2; exit 1; }
+	@$(BIN)/python -c 'import coverage' 2>/dev/null || $(BIN)/python -m pip install --quiet 'coverage>=7.6'
+	cargo llvm-cov --package exactknn-core --ignore-filename-regex 'tests/|bound_properties|oracle'
+	$(BIN)/python -m coverage run --branch --source python/exactknn -m pytest -q
+	$(BIN)/python -m coverage report --skip-covered
+
+.PHONY: mutants
+mutants: ## changes of bounds, order, selection and plan that no test notices (hours); needs cargo-mutants
+	@cargo mutants --version >/dev/null 2>&1 || { \
+		echo "cargo-mutants is missing: cargo install cargo-mutants" >&2; exit 1; }
+	cargo mutants --package exactknn-core --timeout 300 --file rust/core/src/filter/bound.rs \
+		--file rust/core/src/order.rs --file 'rust/core/src/topk/*.rs' --file rust/core/src/search/plan.rs \
+		--cargo-test-arg=--lib $(MUTANTS)
+
 .PHONY: digest
 digest: setup ## one digest of results, compared with the recorded one at every level with 1 to 4 threads (two minutes)
 	$(BIN)/python -m benches.digest --all

@@ -2,16 +2,18 @@
 //!
 //! Other libraries may set flush-to-zero or denormals-are-zero on the calling thread, and new threads inherit it. Results
 //! must not depend on it.
+//!
+//! Miri has the default environment only, and no instructions to change it.
 
 /// Round to nearest, denormals kept, exceptions masked: the environment that Rust assumes.
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(miri)))]
 const DEFAULT: u32 = 0x1f80;
 
 /// The bits that may be written; any other raises a fault.
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(miri)))]
 const WRITABLE: u32 = 0xffff;
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(miri)))]
 fn read() -> u32 {
     let mut state = 0u32;
     // SAFETY: the instruction writes four bytes to `state`, and SSE is part of every x86-64 CPU.
@@ -19,7 +21,7 @@ fn read() -> u32 {
     state
 }
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(miri)))]
 fn write(state: u32) {
     // SAFETY: the instruction reads four bytes from `state`. The value is a constant without reserved bits, one that was read
     // from the register, or masked by `WRITABLE`.
@@ -28,31 +30,31 @@ fn write(state: u32) {
 
 /// Set the default environment for this thread and return the state before, for [`restore`]; 0 where it is not changed.
 pub fn replace() -> u32 {
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
     {
         let state = read();
         write(DEFAULT);
         state
     }
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
     0
 }
 
 /// Set the state that [`replace`] returned.
 pub fn restore(state: u32) {
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
     write(state & WRITABLE);
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
     let _ = state;
 }
 
 /// Set the default environment for this thread.
 pub fn reset() {
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
     write(DEFAULT);
 }
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(test, all(target_arch = "x86_64", not(miri))))]
 #[inline(never)]
 fn call<T>(work: impl FnOnce() -> T) -> T {
     work()
@@ -61,16 +63,16 @@ fn call<T>(work: impl FnOnce() -> T) -> T {
 /// Run `work` with flush-to-zero and denormals-are-zero set.
 #[cfg(all(test, target_arch = "x86_64"))]
 pub(crate) fn while_flushing<T>(work: impl FnOnce() -> T) -> T {
-    const FLUSHING: u32 = DEFAULT | 0x8040;
     with_default(|| {
-        write(FLUSHING);
+        #[cfg(not(miri))]
+        write(DEFAULT | 0x8040);
         call(work)
     })
 }
 
 /// Run `work` in the default environment, then restore the thread's own, also if `work` panics.
 pub fn with_default<T>(work: impl FnOnce() -> T) -> T {
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
     {
         struct Restore(u32);
         impl Drop for Restore {
@@ -83,6 +85,6 @@ pub fn with_default<T>(work: impl FnOnce() -> T) -> T {
         // Not inlined: the compiler may move arithmetic across the write of the register.
         call(work)
     }
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
     work()
 }

@@ -264,6 +264,7 @@ mod tests {
 
     #[test]
     #[cfg(target_arch = "x86_64")]
+    #[cfg_attr(miri, ignore = "Miri has the default environment only")]
     fn a_callers_float_state_neither_leaks_in_nor_is_lost() {
         #[inline(never)]
         fn half() -> u32 {
