@@ -30,7 +30,7 @@ fn neighbours(count: usize, random: &mut Random) -> Vec<Neighbour> {
 
 fn sorted(nearest: TopK) -> Vec<Neighbour> {
     let mut found = Vec::new();
-    nearest.sorted(|neighbour| found.push(neighbour));
+    nearest.sorted(|neighbour| found.push(neighbour)).expect("memory");
     found
 }
 

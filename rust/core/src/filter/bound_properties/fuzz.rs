@@ -56,7 +56,7 @@ fn check<E: Element>(metric: Metric, data: &[E], dim: usize, random: &mut Random
     let roundoff = <E::Output as Output>::UNIT_ROUNDOFF;
     let simds: Vec<Simd> = Level::available().into_iter().filter_map(Simd::new).collect();
     let best = *simds.last().expect("a level");
-    let frame = Frame::choose(best, metric, &refs);
+    let frame = Frame::choose(best, metric, &refs).expect("memory");
     let scale2 = frame.scale2();
     // The shifts do not depend on the kernel, and values do not depend on the level.
     let shifts =
