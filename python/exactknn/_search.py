@@ -9,7 +9,16 @@ import numpy.typing as npt
 
 from exactknn import _core, _progress
 from exactknn._arrays.matrix import as_pair, is_blocks
-from exactknn._arrays.scalars import METRICS, as_bytes, as_count, as_exponent, as_flag, as_optional_count, as_real
+from exactknn._arrays.scalars import (
+    METRICS,
+    as_bytes,
+    as_choice,
+    as_count,
+    as_exponent,
+    as_flag,
+    as_optional_count,
+    as_real,
+)
 from exactknn._progress import Progress
 
 
@@ -229,8 +238,7 @@ def radius(
 
 
 def check_metric(metric: str, p: float | None) -> float | None:
-    if metric not in METRICS:
-        raise ValueError(f"metric must be one of {', '.join(METRICS)}, got {metric!r}")
+    as_choice(metric, "metric", METRICS)
     if p is None:
         return None
     exponent = as_exponent(p, "p")

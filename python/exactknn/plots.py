@@ -264,6 +264,8 @@ def plot_score_histogram(
 def _axes(ax: Axes | None) -> Axes:
     """Return the given axes, or those of a new figure."""
     if ax is not None:
+        if not callable(getattr(ax, "plot", None)):
+            raise TypeError(f"ax must be axes of matplotlib, got {ax!r} of type {type(ax).__name__}")
         return ax
     try:
         from matplotlib.figure import Figure

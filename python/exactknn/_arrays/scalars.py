@@ -5,6 +5,7 @@ from __future__ import annotations
 import numbers
 import operator
 import re
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -66,6 +67,23 @@ def as_bytes(value: Any, name: str) -> int:
     if count < 1:
         raise ValueError(f"{name} must be at least 1 byte, got {value!r}")
     return count
+
+
+def as_choice(value: Any, name: str, choices: Sequence[str]) -> str:
+    """Return ``value`` if it is one of the strings.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if not (isinstance(value, str) and value in choices):
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+    return value
+
+
+def check_callable(value: Any, name: str) -> None:
+    """Raise ``TypeError`` unless the value can be called."""
+    if not callable(value):
+        raise TypeError(f"{name} must be callable, got {value!r} of type {type(value).__name__}")
 
 
 @undisturbed

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from exactknn._arrays.scalars import as_flag, as_real
 from exactknn._arrays.tensors import oddity
 
 _HALF_DTYPES = (torch.float16, torch.bfloat16)
@@ -110,10 +111,12 @@ class BaseDistance(torch.nn.Module):
         collect_stats: bool | None = None,
     ) -> None:
         super().__init__()
-        self.normalize_embeddings = normalize_embeddings
+        as_real(p, "p", finite=False)
+        as_real(power, "power")
+        self.normalize_embeddings = as_flag(normalize_embeddings, "normalize_embeddings")
         self.p = p
         self.power = power
-        self.is_inverted = is_inverted
+        self.is_inverted = as_flag(is_inverted, "is_inverted")
         self.collect_stats = bool(collect_stats)
         self.reset_stats()
 

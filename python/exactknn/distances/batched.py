@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from exactknn._arrays.scalars import as_count, check_callable
 
 
 class BatchedDistance(torch.nn.Module):
@@ -23,6 +24,7 @@ class BatchedDistance(torch.nn.Module):
         batch_size: query rows per block, at least 1.
 
     Raises:
+        TypeError: ``distance`` is not callable, or ``batch_size`` is not an integer.
         ValueError: ``batch_size`` is below 1.
     """
 
@@ -33,11 +35,10 @@ class BatchedDistance(torch.nn.Module):
         batch_size: int = 32,
     ) -> None:
         super().__init__()
-        if operator.index(batch_size) < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        check_callable(distance, "distance")
+        self.batch_size = as_count(batch_size, "batch_size", minimum=1)
         self.distance = distance
         self.iter_fn = iter_fn
-        self.batch_size = batch_size
 
     def forward(self, query_emb: Tensor, ref_emb: Tensor | None = None) -> None:
         """Call ``iter_fn`` with each block of rows of the matrix.

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from exactknn._arrays.blocks import blocks, rows_in
+from exactknn._arrays.scalars import as_exponent, as_flag
 from exactknn.distances.base import BaseDistance, loop_over_batch
 from exactknn.distances.euclidean import euclidean_distances, euclidean_gradients
 
@@ -31,6 +32,7 @@ class LpDistance(BaseDistance):
         collect_stats: see ``BaseDistance``.
 
     Raises:
+        TypeError: ``p`` or ``power`` is not a real number, or a flag is not a bool.
         ValueError: ``is_inverted`` is ``True``, or ``p`` is not above 0.
     """
 
@@ -43,10 +45,9 @@ class LpDistance(BaseDistance):
         is_inverted: bool = False,
         collect_stats: bool | None = None,
     ) -> None:
-        if is_inverted:
+        if as_flag(is_inverted, "is_inverted"):
             raise ValueError("is_inverted must be False for LpDistance: smaller values are nearer")
-        if not p > 0:
-            raise ValueError(f"p must be above 0, got {p!r}")
+        as_exponent(p, "p")
         super().__init__(
             normalize_embeddings=normalize_embeddings, p=p, power=power, is_inverted=False, collect_stats=collect_stats
         )

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from exactknn._arrays.blocks import rows_in
+from exactknn._arrays.scalars import as_flag
 from exactknn.distances.base import BaseDistance
 
 # Elements of a (rows, m, d) block of differences; 64 MiB in float32.
@@ -38,7 +39,7 @@ class SNRDistance(BaseDistance):
         is_inverted: bool = False,
         collect_stats: bool | None = None,
     ) -> None:
-        if is_inverted:
+        if as_flag(is_inverted, "is_inverted"):
             raise ValueError("is_inverted must be False for SNRDistance: smaller values are nearer")
         super().__init__(
             normalize_embeddings=normalize_embeddings, p=p, power=power, is_inverted=False, collect_stats=collect_stats

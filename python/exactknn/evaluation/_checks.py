@@ -245,6 +245,23 @@ def checked_pair_rows(pairs: Any, left_rows: int, right_rows: int) -> tuple[Tens
     return left, right
 
 
+def as_device(value: Any, name: str) -> torch.device | None:
+    """Return a torch device, or ``None`` unchanged.
+
+    Raises:
+        TypeError: ``value`` is of another type.
+        ValueError: torch has no device of this name.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, (str, int, torch.device)) or isinstance(value, bool):
+        raise TypeError(f"{name} must be a device of torch or its name, got {value!r} of type {type(value).__name__}")
+    try:
+        return torch.device(value)
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(f"{name} must be a device of torch or its name, got {value!r}") from error
+
+
 def check_distance(distance: Any) -> None:
     """Raise ``TypeError`` unless the object can be used as a distance."""
     if not callable(distance):

@@ -26,6 +26,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from exactknn._arrays.scalars import as_flag
 from exactknn._environment import undisturbed
 from exactknn._retrieval.hits import Hits
 from exactknn._retrieval.metrics import BUILT_IN, class_means, mean_of
@@ -34,6 +35,7 @@ from exactknn._retrieval.types import Floats
 from exactknn.distances import LpDistance
 from exactknn.distances.base import autocast_off
 from exactknn.evaluation._checks import (
+    as_device,
     checked_k,
     checked_values,
 )
@@ -112,8 +114,8 @@ class AccuracyCalculator:
 
     Raises:
         TypeError: ``include`` or ``exclude`` is neither a tuple nor a list, ``custom_metrics`` is not a mapping of
-            metrics, or a function is not callable.
-        ValueError: a name is unknown or used twice, both averages are requested, or ``k`` is invalid.
+            metrics, a function is not callable, or a flag is not a bool.
+        ValueError: a name is unknown or used twice, both averages are requested, or ``k`` or ``device`` is invalid.
         NotImplementedError: a ``label_comparison_fn`` is combined with a clustering metric.
         ModuleNotFoundError: ``NMI`` or ``AMI`` is selected, but scikit-learn is not installed.
     """
@@ -132,7 +134,9 @@ class AccuracyCalculator:
         *,
         custom_metrics: Mapping[str, RetrievalMetric] | None = None,
     ) -> None:
-        if avg_of_avgs and return_per_class:
+        self.avg_of_avgs = as_flag(avg_of_avgs, "avg_of_avgs")
+        self.return_per_class = as_flag(return_per_class, "return_per_class")
+        if self.avg_of_avgs and self.return_per_class:
             raise ValueError("avg_of_avgs and return_per_class exclude each other, got both")
         for function, argument in (
             (label_comparison_fn, "label_comparison_fn"),
@@ -141,11 +145,9 @@ class AccuracyCalculator:
         ):
             if not (function is None or callable(function)):
                 raise TypeError(f"{argument} must be callable or None, got {type(function).__name__}")
-        self.avg_of_avgs = avg_of_avgs
-        self.return_per_class = return_per_class
         self.k = checked_k(k)
         self.label_comparison_fn: Callable[..., Any] = torch.eq if label_comparison_fn is None else label_comparison_fn
-        self.device = None if device is None else torch.device(device)
+        self.device = as_device(device, "device")
         if knn_func is None:
             knn_func = CustomKNN(LpDistance(normalize_embeddings=False, power=2), batch_size=256)
         self.knn_func: Any = knn_func
@@ -436,7 +438,8 @@ class AccuracyCalculator:
 
         Raises:
             TypeError: embeddings are not numbers or hold integers beyond 2**53, labels are neither numbers nor text, a
-                ``label_comparison_fn`` would get text, or ``include`` or ``exclude`` is of a wrong type.
+                ``label_comparison_fn`` would get text, or ``include``, ``exclude`` or ``ref_includes_query`` is of a
+                wrong type.
             ValueError: a shape or length is wrong, labels are text on one side only, or floats on one side and integers
                 beyond 2**53 on the other, rows of one id have two labels, a row holds a NaN or infinity (the message
                 names argument and row), the reference does not begin with the queries despite ``ref_includes_query``,
@@ -454,7 +457,7 @@ class AccuracyCalculator:
                 query_labels,
                 reference,
                 reference_labels,
-                ref_includes_query,
+                as_flag(ref_includes_query, "ref_includes_query"),
                 ids,
                 reference_ids,
                 self.device,

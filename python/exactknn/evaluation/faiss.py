@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from exactknn._arrays.matrix import as_matrix
-from exactknn._arrays.scalars import as_count
+from exactknn._arrays.scalars import as_count, as_flag
 from exactknn._arrays.sizes import check_sizes
 from exactknn._arrays.tensors import oddity, resolved
 from exactknn.distances.base import check_floating
@@ -82,8 +82,8 @@ class FaissKNN:
                 raise ValueError("gpus must name at least one GPU, got none")
             for gpu in gpus:
                 as_count(gpu, "gpus", minimum=0)
-        self.reset_before = reset_before
-        self.reset_after = reset_after
+        self.reset_before = as_flag(reset_before, "reset_before")
+        self.reset_after = as_flag(reset_after, "reset_after")
         self.index_init_fn: Callable[[int], Any] = faiss.IndexFlatL2 if index_init_fn is None else index_init_fn
         self.gpus = gpus
         self.index: Any = None
@@ -105,14 +105,14 @@ class FaissKNN:
             has the sentinel index -1, and a WARNING is logged.
 
         Raises:
-            TypeError: ``query`` is not a tensor, or ``k`` is not an integer.
+            TypeError: ``query`` is not a tensor, ``k`` is not an integer, or ``ref_includes_query`` is not a bool.
             ValueError: a shape, dimension, type or ``k`` is invalid, a row holds a NaN or infinity (the message names
                 argument and row), or there is nothing to search: no reference with ``reset_before=True``, no index with
                 ``reset_before=False``.
             RuntimeError: Faiss raises it.
         """
         try:
-            return self._search(query, k, reference, bool(ref_includes_query))
+            return self._search(query, k, reference, as_flag(ref_includes_query, "ref_includes_query"))
         finally:
             if self.reset_after:
                 self.reset()

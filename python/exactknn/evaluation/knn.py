@@ -26,7 +26,7 @@ from torch import Tensor
 from exactknn import Index
 from exactknn._arrays.blocks import BLOCK_ELEMENTS, blocks, rows_in
 from exactknn._arrays.matrix import as_matrix
-from exactknn._arrays.scalars import as_count, as_flag, as_optional_count
+from exactknn._arrays.scalars import as_choice, as_count, as_flag, as_optional_count
 from exactknn._arrays.sizes import check_sizes
 from exactknn._environment import undisturbed
 from exactknn._references import References
@@ -77,8 +77,7 @@ class CustomKNN:
 
     def __init__(self, distance: Any, batch_size: int | None = None, *, backend: str = "auto") -> None:
         check_distance(distance)
-        if backend not in BACKENDS:
-            raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
+        as_choice(backend, "backend", BACKENDS)
         if backend == "rust":
             support = native_metric(distance)
             if support.metric is None:
@@ -102,7 +101,7 @@ class CustomKNN:
             Distances have the dtype that the distance returns, indices are int64.
 
         Raises:
-            TypeError: an embedding is not a tensor, or ``k`` is not an integer.
+            TypeError: an embedding is not a tensor, ``k`` is not an integer, or ``ref_includes_query`` is not a bool.
             ValueError: a shape, dimension, device or ``k`` is invalid, or a row holds a NaN or infinity (the message
                 names argument and row).
         """
@@ -210,14 +209,14 @@ class RustKNN:
             Distances are float32 for float16 and bfloat16 embeddings, indices are int64.
 
         Raises:
-            TypeError: ``query`` is not a tensor, ``k`` is not an integer, or a query or reference is float64 although
-                the stored rows are not.
+            TypeError: ``query`` is not a tensor, ``k`` is not an integer, ``ref_includes_query`` is not a bool, or a
+                query or reference is float64 although the stored rows are not.
             ValueError: a shape, dimension, device or ``k`` is invalid, a row holds a NaN or infinity, or there is
                 nothing to search: no reference with ``reset_before=True``, no index with ``reset_before=False``.
         """
         if self.keeps_index:
             try:
-                return self._search_index(query, k, reference, bool(ref_includes_query))
+                return self._search_index(query, k, reference, as_flag(ref_includes_query, "ref_includes_query"))
             finally:
                 if self.reset_after:
                     self.reset()
@@ -429,7 +428,8 @@ def _checked(distance: Any, query: Any, k: Any, reference: Any, ref_includes_que
     """Return ``k`` as an ``int``, after the checks that do not depend on the backend."""
     check_embeddings(distance, query, reference, _NAMES, arrays_go_to="exactknn.knn")
     count = as_count(k, "k", minimum=0)
-    check_sizes(len(query), len(reference), count, bool(ref_includes_query), when=OWN_INCLUDED)
+    own_included = as_flag(ref_includes_query, "ref_includes_query")
+    check_sizes(len(query), len(reference), count, own_included, when=OWN_INCLUDED)
     return count
 
 

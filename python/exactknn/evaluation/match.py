@@ -27,7 +27,7 @@ from torch import Tensor
 
 from exactknn import _core
 from exactknn._arrays.blocks import blocks, rows_in
-from exactknn._arrays.scalars import as_real
+from exactknn._arrays.scalars import as_flag, as_real
 from exactknn._environment import undisturbed
 from exactknn._references import References
 from exactknn.distances.base import autocast_off, result_dtype
@@ -259,10 +259,10 @@ class MatchFinder:
             ``(query row, reference row)``, in the order of the matrix read row by row.
 
         Raises:
-            TypeError: as ``get_match_matrix``.
+            TypeError: as ``get_match_matrix``, or ``return_tuples`` is not a bool.
             ValueError: as ``get_match_matrix``.
         """
-        if return_tuples:
+        if as_flag(return_tuples, "return_tuples"):
             return [(row, column) for row, column in self.get_match_indices(query_emb, ref_emb, threshold).tolist()]
         matrix: npt.NDArray[np.bool_] = self.get_match_matrix(query_emb, ref_emb, threshold).cpu().numpy()
         return matrix

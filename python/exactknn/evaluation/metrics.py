@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from exactknn._arrays.blocks import small_blocks
-from exactknn._arrays.scalars import as_count, as_optional_count, as_real
+from exactknn._arrays.scalars import as_choice, as_count, as_optional_count, as_real
 from exactknn._environment import undisturbed
 from exactknn._retrieval.votes import Vote, vote_blocks
 from exactknn.evaluation._relevance import Classes
@@ -177,8 +177,7 @@ def knn_vote_metric(k: int, *, weights: str = "uniform", temperature: float = 0.
         ValueError: ``k`` is below 1, ``weights`` is unknown, or ``temperature`` is not finite and above 0.
     """
     k = as_count(k, "k", minimum=1)
-    if weights not in WEIGHTS:
-        raise ValueError(f"weights must be one of {', '.join(WEIGHTS)}, got {weights!r}")
+    as_choice(weights, "weights", WEIGHTS)
     temperature = as_real(temperature, "temperature")
     if not temperature > 0:
         raise ValueError(f"temperature must be above 0, got {temperature:g}")

@@ -63,6 +63,7 @@ class BaseMetricLossFunction(torch.nn.Module):
         else:
             self.reducer = reducer if _takes_all_terms(reducer) else copy.deepcopy(reducer)
         self.embedding_regularizer = embedding_regularizer
+        as_real(embedding_reg_weight, "embedding_reg_weight")
         self.embedding_reg_weight = embedding_reg_weight
         self.collect_stats = bool(collect_stats)
 

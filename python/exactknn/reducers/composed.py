@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from exactknn._arrays.scalars import check_callable
 from exactknn.reducers.base import BaseReducer
 from exactknn.reducers.single import MeanReducer
 from exactknn.types import LossDict
@@ -46,6 +47,8 @@ class PerAnchorReducer(BaseReducer):
     ) -> None:
         super().__init__(collect_stats=collect_stats)
         self.reducer = MeanReducer() if reducer is None else reducer
+        check_callable(self.reducer, "reducer")
+        check_callable(aggregation_func, "aggregation_func")
         self.aggregation_func = aggregation_func
 
     def element_reduction(
@@ -96,8 +99,12 @@ class MultipleReducers(BaseReducer):
         collect_stats: bool | None = None,
     ) -> None:
         super().__init__(collect_stats=collect_stats)
+        given: Any = reducers
+        if not (isinstance(given, (Mapping, torch.nn.ModuleDict)) and all(map(callable, given.values()))):
+            raise TypeError(f"reducers must map names to reducers, got {given!r} of type {type(given).__name__}")
         self.reducers = torch.nn.ModuleDict(reducers)
         self.default_reducer = MeanReducer() if default_reducer is None else default_reducer
+        check_callable(self.default_reducer, "default_reducer")
 
     def forward(self, loss_dict: LossDict, embeddings: Tensor, labels: Tensor | None) -> Tensor:
         """Return the sum of the terms, each reduced by its own reducer; see ``BaseReducer.forward``."""

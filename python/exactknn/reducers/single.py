@@ -95,6 +95,7 @@ class ClassWeightedReducer(BaseReducer):
         collect_stats: see ``BaseReducer``.
 
     Raises:
+        TypeError: ``weights`` are not numbers.
         ValueError: ``weights`` is not 1-D.
     """
 
@@ -102,7 +103,12 @@ class ClassWeightedReducer(BaseReducer):
 
     def __init__(self, weights: Tensor | list[float], collect_stats: bool | None = None) -> None:
         super().__init__(collect_stats=collect_stats)
-        weights = torch.as_tensor(weights)
+        try:
+            weights = torch.as_tensor(weights)
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise TypeError(f"weights must hold one number per class, got {type(weights).__name__}") from error
+        if weights.is_complex():
+            raise TypeError(f"weights must hold real numbers, got {weights.dtype}")
         if weights.ndim != 1:
             raise ValueError(f"weights must be 1-D, one per class, got shape {tuple(weights.shape)}")
         # Not part of the state dict, so that a loss saved with another reducer can be loaded.

@@ -84,7 +84,7 @@ def test_fixed_arguments():
     with pytest.raises(TypeError, match="normalize_embeddings"):
         CosineSimilarity(normalize_embeddings=True)
     for p in (0, -1, NAN):
-        with pytest.raises(ValueError, match="p must be above 0"):
+        with pytest.raises(ValueError, match="p must be a number above 0"):
             LpDistance(p=p)
 
 
