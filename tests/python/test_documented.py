@@ -165,9 +165,13 @@ def test_bytes_of_a_row_are_those_of_the_page(dtype):
     for level in exactknn.available_simd_levels():
         exactknn.set_simd_level(level)
         try:
-            index = exactknn.Index(dtype=dtype)
-            index.add(rows)
-            index.search(rows[:200], 5)
-            assert index.nbytes // len(rows) == (coded if level.endswith("vnni") else widened)
+            for metric, bytes_of_a_row in (
+                ("sqeuclidean", widened if level == "scalar" else coded),
+                ("cityblock", widened),
+            ):
+                index = exactknn.Index(metric, dtype=dtype)
+                index.add(rows)
+                index.search(rows[:200], 5)
+                assert index.nbytes // len(rows) == bytes_of_a_row
         finally:
             exactknn.set_simd_level(None)
