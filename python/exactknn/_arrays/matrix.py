@@ -70,9 +70,20 @@ def as_view(values: Any, name: str) -> tuple[npt.NDArray[Any], bool]:
     array, is_bfloat16 = _imported(values, name)
     if array.ndim != 2:
         raise ValueError(f"{name} must be 2-D (rows, dimensions), got shape {tuple(array.shape)}")
+    check_rows(len(array), name)
     if not is_bfloat16 and (array.dtype.kind != "f" or array.dtype.itemsize not in (2, 4, 8)):
         raise TypeError(f"{name} must hold {DTYPES} values, got {array.dtype.name}")
     return array, is_bfloat16
+
+
+def check_rows(rows: int, name: str) -> None:
+    """Refuse more rows than the core has numbers for, before any of them is read or copied.
+
+    Raises:
+        ValueError: there are 2**32 - 64 rows or more.
+    """
+    if rows >= 2**32 - 64:
+        raise ValueError(f"{name} must have fewer than 2**32 - 64 rows, got {rows}")
 
 
 def as_values(values: Any, name: str) -> npt.NDArray[Any]:

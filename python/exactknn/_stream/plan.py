@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from exactknn._arrays.dtypes import common_dtype
+from exactknn._arrays.matrix import check_rows
 from exactknn._arrays.sizes import check_sizes
 from exactknn._stream.rows import Rows, Stream, dtype_of
 
@@ -57,8 +58,10 @@ def check_shapes(queries: Rows, references: Rows | Stream, search: Search) -> No
     """Check the dimensions and sizes, with the error messages of the core.
 
     Raises:
-        ValueError: the dimensions differ, or the references are known to be too few.
+        ValueError: the dimensions differ, or the references are known to be too few or too many.
     """
+    check_rows(queries.rows, "query")
+    check_rows(references.rows or 0, "reference")
     if references.dimension not in (None, queries.dimension):
         raise ValueError(
             "query and reference must have the same number of columns, "

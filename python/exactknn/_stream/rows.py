@@ -21,7 +21,6 @@ import io
 import mmap
 import threading
 from collections.abc import Generator, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 import numpy as np
@@ -32,6 +31,7 @@ from exactknn._arrays.dtypes import Matrix, converted
 from exactknn._arrays.matrix import as_matrix
 from exactknn._io.errors import FileError
 from exactknn._io.vectors import VectorFile
+from exactknn._stream.thread import Call
 
 PIECE_BYTES = 1 << 22
 """Bytes read, checked and converted at a time. Between two pieces the read-ahead thread checks whether to stop."""
@@ -87,17 +87,17 @@ class _CopiedRows:
             self._fill(starts[block], buffer, dtype_name, stopped)
             return buffer
 
-        with ThreadPoolExecutor(1, "exactknn-reader") as reader:
-            try:
-                ahead = reader.submit(read, 0)
-                for block in range(1, len(starts)):
-                    ready = ahead.result()
-                    # The previous block has been searched, so its buffer is free.
-                    ahead = reader.submit(read, block)
-                    yield ready
-                yield ahead.result()
-            finally:
-                stopped.set()
+        ahead = Call(read, 0)
+        try:
+            for block in range(1, len(starts)):
+                ready = ahead.result()
+                # The previous block has been searched, so its buffer is free.
+                ahead = Call(read, block)
+                yield ready
+            yield ahead.result()
+        finally:
+            stopped.set()
+            ahead.join()
 
     def take(self, start: int, stop: int, dtype_name: str) -> Array:
         block = np.empty((stop - start, self.dimension), dtype_of(dtype_name))

@@ -18,7 +18,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,6 +37,7 @@ from exactknn._stream.plan import (
     value_dtype,
 )
 from exactknn._stream.rows import PIECE_BYTES, ArrayRows, Rows, Stream
+from exactknn._stream.thread import Call
 
 FIRST_WORK = 1 << 25
 """Multiply-adds of the first piece, if blocks are searched in pieces: milliseconds, seconds where each is a power."""
@@ -231,24 +231,25 @@ class ResumableSearch:
             if stopped.is_set():
                 raise InterruptedError("the calling thread has abandoned this search")
 
-        def finish(searched: Future[None]) -> None:
-            while progress is not None and not wait([searched], _SECONDS).done:
+        def finish(searched: Call[None]) -> None:
+            while progress is not None and not searched.wait(_SECONDS):
                 progress(latest)
             searched.result()
             if progress is not None:
                 progress(latest)
 
-        with ThreadPoolExecutor(1, "exactknn-search") as thread:
-            try:
-                searched = None
-                for rows in references.blocks(self._plan.references, self.dtype_name):
-                    if searched is not None:
-                        finish(searched)
-                    searched = thread.submit(add, rows)
+        searched = None
+        try:
+            for rows in references.blocks(self._plan.references, self.dtype_name):
                 if searched is not None:
                     finish(searched)
-            finally:
-                stopped.set()
+                searched = Call(add, rows)
+            if searched is not None:
+                finish(searched)
+        finally:
+            stopped.set()
+            if searched is not None:
+                searched.join()
 
     def _part_of(self, progress: Report | None, first: int, stop: int, done: int, count: int) -> Report | None:
         """Return the progress function for a block of references, as a part of the whole work."""

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+import exactknn
 from exactknn._arrays.matrix import as_matrix, as_pair
 from exactknn._arrays.scalars import as_count
 
@@ -221,3 +222,28 @@ def test_counts():
             as_count(value, "k", minimum=0)
     with pytest.raises(ValueError, match="k must be at least 0, got -1"):
         as_count(-1, "k", minimum=0)
+
+
+@pytest.mark.parametrize("options", [{}, {"max_memory": "1GB"}])
+def test_too_many_rows_are_refused_before_they_are_read(options):
+    # One number, seen as a matrix of 2**32 rows.
+    many = np.broadcast_to(np.float32(0), (2**32 - 64, 1))
+    few = np.zeros((2, 1), np.float32)
+    message = r"must have fewer than 2\*\*32 - 64 rows, got 4294967232"
+    with pytest.raises(ValueError, match=f"reference {message}"):
+        exactknn.knn(few, many, k=1, **options)
+    with pytest.raises(ValueError, match=f"query {message}"):
+        exactknn.knn(many, few, k=1, **options)
+
+
+def test_more_columns_than_sixteen_bits_number():
+    x = np.random.default_rng(0).integers(-3, 4, (60, 2**16 + 5)).astype(np.float32)
+    # Integers: float64 holds each sum exactly.
+    wide = x.astype(np.float64)
+    squares = (wide**2).sum(axis=1)
+    wanted = squares[:40, None] + squares - 2 * wide[:40] @ wide.T
+    order = np.lexsort((np.broadcast_to(np.arange(60), wanted.shape), wanted))[:, :3]
+    for queries in (1, 40):
+        distances, indices = exactknn.knn(x[:queries], x, k=3)
+        np.testing.assert_array_equal(indices, order[:queries])
+        np.testing.assert_array_equal(distances, np.take_along_axis(wanted, order, 1)[:queries])
