@@ -7,6 +7,9 @@ mod changes;
 #[path = "../core/common.rs"]
 mod common;
 mod failing;
+#[path = "../fuzz/driver.rs"]
+#[allow(dead_code, unreachable_pub, missing_docs, reason = "only its random numbers are used")]
+mod fuzz;
 mod searches;
 
 use std::fmt::Debug;
