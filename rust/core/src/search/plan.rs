@@ -372,19 +372,25 @@ mod tests {
     fn the_filter_follows_level_and_size() {
         assert_eq!(problem(1000, 1000, 8, 999, 2).filter(Level::Avx512Vnni), Filter::Direct);
         assert_eq!(problem(1000, 1000, 8, 125, 2).filter(Level::Avx512Vnni), Filter::Int8);
-        assert_eq!(problem(1000, 1000, 8, 125, 2).filter(Level::Avx512), Filter::Float32);
+        // Every vector level multiplies bytes, by one instruction or by three.
+        assert_eq!(problem(1000, 1000, 8, 125, 2).filter(Level::Avx2), Filter::Int8);
+        assert_eq!(problem(1000, 1000, 8, 125, 2).filter(Level::Avx512), Filter::Int8);
+        assert_eq!(problem(1000, 1000, 8, 125, 2).filter(Level::Scalar), Filter::Float32);
         assert_eq!(problem(1000, 1000, 70_000, 125, 2).filter(Level::AvxVnni), Filter::Float32);
         assert_eq!(problem(1000, 150, 8, 5, 2).filter(Level::Scalar), Filter::Direct);
         assert_eq!(problem(2, 1000, 8, 5, 2).filter(Level::Avx512Vnni), Filter::Direct);
         assert_eq!(problem(8, 1000, 8, 5, 2).filter(Level::Avx512Vnni), Filter::Unpacked);
-        assert_eq!(Problem { double: true, ..problem(8, 1000, 8, 5, 2) }.filter(Level::Avx512), Filter::Float32);
+        // Unpacked keys are of float32 rows.
+        assert_eq!(Problem { double: true, ..problem(8, 1000, 8, 5, 2) }.filter(Level::Avx512), Filter::Int8);
+        assert_eq!(Problem { double: true, ..problem(8, 1000, 8, 5, 2) }.filter(Level::Scalar), Filter::Float32);
     }
 
     #[test]
     fn ranks_use_8_bits_only_after_a_probe() {
         let level = Level::Avx512Vnni;
         assert_eq!(problem(4096, 65536, 128, 1, 2).rank_filter(level), Filter::Int8);
-        assert_eq!(problem(4096, 65536, 128, 1, 2).rank_filter(Level::Avx512), Filter::Float32);
+        assert_eq!(problem(4096, 65536, 128, 1, 2).rank_filter(Level::Avx512), Filter::Int8);
+        assert_eq!(problem(4096, 65536, 128, 1, 2).rank_filter(Level::Scalar), Filter::Float32);
         assert_eq!(problem(100, 65536, 128, 1, 2).rank_filter(level), Filter::Float32);
         assert_eq!(problem(8, 65536, 128, 1, 2).rank_filter(level), Filter::Float32);
         assert_eq!(problem(2, 65536, 128, 1, 2).rank_filter(level), Filter::Direct);
@@ -404,6 +410,10 @@ mod tests {
         assert_eq!(problem.next_filter(Level::Avx512Vnni, Filter::Int8, 1.0, 0.0), Filter::Direct);
         assert_eq!(problem.next_filter(Level::Avx512Vnni, Filter::Float32, 1.0, 0.9), Filter::Direct);
         assert_eq!(problem.next_filter(Level::Avx512Vnni, Filter::Float32, 0.3, 0.2), Filter::Float32);
+        // Three false positives in 100 cost less than float32 keys, but more than what int8 keys of three instructions save.
+        assert_eq!(problem.next_filter(Level::Avx512Vnni, Filter::Int8, 0.04, 0.03), Filter::Int8);
+        assert_eq!(problem.next_filter(Level::Avx512, Filter::Int8, 0.04, 0.03), Filter::Float32);
+        assert_eq!(problem.next_filter(Level::Avx512, Filter::Int8, 0.03, 0.02), Filter::Int8);
     }
 
     #[test]
