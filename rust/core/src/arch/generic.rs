@@ -15,7 +15,6 @@
 //! `#[inline(always)]`, and no closure has a vector operation: code that is not inlined into that function is compiled
 //! without its instructions, and each operation becomes a call.
 
-use crate::arch::kernel::UNPACKED_LANES;
 use crate::arch::kernel::{CandidateLists, MAX_MR, PanelRun, PanelTerms, QueryPanel, Thresholds, Transposed};
 
 /// Vectors of float32 numbers. Implemented by the token that proves the instruction set, so the operations are safe.
@@ -30,8 +29,13 @@ pub(super) trait Vector: Copy {
     /// The first [`Vector::LANES`] of `numbers`.
     fn load(self, numbers: &[f32]) -> Self::Floats;
 
-    /// Write to the first [`Vector::LANES`] of `numbers`.
-    fn store(self, x: Self::Floats, numbers: &mut [f32]);
+    /// The first `WIDTH` numbers, a power of two, again and again in all lanes; [`Vector::load`] if there are more than lanes.
+    fn repeat<const WIDTH: usize>(self, numbers: &[f32; WIDTH]) -> Self::Floats;
+
+    /// In each lane the sum over its group of `WIDTH` lanes, a power of two; over all lanes if there are fewer.
+    fn sum_groups<const WIDTH: usize>(self, x: Self::Floats) -> Self::Floats;
+
+    fn add(self, x: Self::Floats, y: Self::Floats) -> Self::Floats;
 
     fn sub(self, x: Self::Floats, y: Self::Floats) -> Self::Floats;
 
@@ -228,42 +232,4 @@ fn keys_of<P: Products>(
 ) -> <P::Vector as Vector>::Floats {
     let vector = products.vector();
     if P::SCALED { vector.mul_sub(dots, vector.splat(scale), offsets) } else { vector.sub(dots, offsets) }
-}
-
-/// [`unpacked_sums`](crate::arch::unpacked_sums) for `ROWS` rows, the sixteen queries in `PARTS` vectors. `PARTS * ROWS` sums
-/// must fit in the registers.
-#[inline(always)]
-pub(super) fn unpacked_sums<V: Vector, const PARTS: usize, const ROWS: usize, const PRODUCTS: bool>(
-    vector: V,
-    columns: &[[f32; UNPACKED_LANES]],
-    rows: [&[f32]; ROWS],
-) -> [[f32; UNPACKED_LANES]; ROWS] {
-    const { assert!(PARTS * V::LANES == UNPACKED_LANES) };
-    // Slices of one length, so that one bounds check serves all rows.
-    let rows = rows.map(|row| &row[..columns.len()]);
-    let mut sums = [[vector.splat(0.0); PARTS]; ROWS];
-    for (c, column) in columns.iter().enumerate() {
-        let mut queries = [vector.splat(0.0); PARTS];
-        for part in 0..PARTS {
-            queries[part] = vector.load(&column[part * V::LANES..]);
-        }
-        for r in 0..ROWS {
-            let x = vector.splat(rows[r][c]);
-            for part in 0..PARTS {
-                sums[r][part] = if PRODUCTS {
-                    vector.mul_add(queries[part], x, sums[r][part])
-                } else {
-                    let difference = vector.sub(queries[part], x);
-                    vector.neg_mul_add(difference, difference, sums[r][part])
-                };
-            }
-        }
-    }
-    let mut stored = [[0.0; UNPACKED_LANES]; ROWS];
-    for r in 0..ROWS {
-        for part in 0..PARTS {
-            vector.store(sums[r][part], &mut stored[r][part * V::LANES..]);
-        }
-    }
-    stored
 }

@@ -27,13 +27,23 @@ use crate::saved::Stored;
 /// Lanes for queries in every array of a kernel: at least its `MR`, and the sixteen lanes of unpacked rows.
 pub(crate) const MAX_MR: usize = 16;
 
-/// Queries and rows of one call of [`unpacked_sums`](crate::arch::unpacked_sums): sixteen queries are one AVX-512 vector,
-/// and four rows share each load of it.
+/// Lanes and rows of one call of [`unpacked_over`](crate::arch::unpacked_over): sixteen lanes are one AVX-512 vector, and
+/// four rows share each load of it.
 pub(crate) const UNPACKED_LANES: usize = MAX_MR;
 pub(crate) const UNPACKED_ROWS: usize = 4;
 
-/// `[row][query]`.
-pub(crate) type UnpackedSums = [[f32; UNPACKED_LANES]; UNPACKED_ROWS];
+/// Up to sixteen queries for unpacked rows. The fewer they are, the more columns of each fit into sixteen lanes.
+pub(crate) struct UnpackedQueries {
+    /// Lanes of a query, a power of two. Lane `l` belongs to query `l / width`.
+    pub(crate) width: usize,
+    /// `[step][UNPACKED_LANES]`: lane `l` has column `step width + l % width`, or 0 behind the last column.
+    pub(crate) columns: Vec<[f32; UNPACKED_LANES]>,
+    /// The threshold of lane `l` for a row of norm `n` is `fixed[l] + slope[l] n`; equal in the lanes of a query.
+    pub(crate) fixed: [f32; UNPACKED_LANES],
+    pub(crate) slope: [f32; UNPACKED_LANES],
+    /// One bit per lane: the first lane of each query.
+    pub(crate) first_lanes: u32,
+}
 
 /// Most reference panels in a run. It bounds [`CandidateLists`], which have room for every pair of a run, so that kernels
 /// need not check for space.

@@ -4,6 +4,7 @@
 //! level           features of the CPU, and the tokens that prove them
 //! kernel          the contract: encodings, panels, thresholds, candidates
 //! generic         the tile loop, over the vectors of any instruction set
+//! unpacked        few queries and rows as they were passed, over the same vectors
 //! scalar, x86_64  the vectors and the kernels of each instruction set
 //! minkowski_f32   distances that are not sums of products: plain Rust, compiled for each level
 //! ```
@@ -16,10 +17,11 @@ pub(crate) mod kernel;
 pub(crate) mod level;
 pub(crate) mod minkowski_f32;
 pub(crate) mod scalar;
+mod unpacked;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod x86_64;
 
-use crate::arch::kernel::{Microkernel, UnpackedSums};
+use crate::arch::kernel::{Microkernel, UnpackedQueries};
 pub(crate) use crate::arch::kernel::{UNPACKED_LANES, UNPACKED_ROWS};
 use crate::arch::level::{Features, Level, Simd};
 use crate::metric::Metric;
@@ -106,22 +108,24 @@ pub(crate) fn with_minkowski<W: WithKernel>(simd: Simd, metric: Metric, work: W)
     }
 }
 
-/// Sums over the columns for sixteen queries and four rows: of `q r` with `PRODUCTS`, else of `-(q - r)^2`, so that the
-/// larger is the nearer in both cases.
-pub(crate) fn unpacked_sums<const PRODUCTS: bool>(
+/// For each of four rows, one bit per query, in its first lane: set unless the row's key is proved to be below the query's
+/// threshold. Keys are sums over the columns: of `q r` with `PRODUCTS`, else of `-(q - r)^2`, so that the larger is the
+/// nearer in both cases. `norms` are those of the rows, and are read with `PRODUCTS` only.
+pub(crate) fn unpacked_over<const PRODUCTS: bool>(
     simd: Simd,
-    columns: &[[f32; UNPACKED_LANES]],
+    queries: &UnpackedQueries,
     rows: [&[f32]; UNPACKED_ROWS],
-) -> UnpackedSums {
+    norms: [f32; UNPACKED_ROWS],
+) -> [u32; UNPACKED_ROWS] {
     #[cfg(target_arch = "x86_64")]
     {
         if let Some(token) = simd.avx512() {
-            return x86_64::avx512::unpacked_sums::<PRODUCTS>(token, columns, rows);
+            return x86_64::avx512::unpacked_over::<PRODUCTS>(token, queries, rows, norms);
         }
         if let Some(token) = simd.avx2() {
-            return x86_64::avx2::unpacked_sums::<PRODUCTS>(token, columns, rows);
+            return x86_64::avx2::unpacked_over::<PRODUCTS>(token, queries, rows, norms);
         }
     }
     let _ = simd;
-    scalar::unpacked_sums::<PRODUCTS>(columns, rows)
+    scalar::unpacked_over::<PRODUCTS>(queries, rows, norms)
 }

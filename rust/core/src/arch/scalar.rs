@@ -9,7 +9,8 @@
 
 use crate::arch::generic::{self, Float32Products, Vector};
 use crate::arch::kernel::{CandidateLists, Float32, Microkernel, PanelRun, QueryPanel};
-use crate::arch::kernel::{UNPACKED_LANES, UNPACKED_ROWS, UnpackedSums};
+use crate::arch::kernel::{UNPACKED_LANES, UNPACKED_ROWS, UnpackedQueries};
+use crate::arch::unpacked;
 
 /// The token of this level. Anyone may make it: the operations need nothing beyond the compilation target.
 #[derive(Clone, Copy)]
@@ -34,8 +35,19 @@ impl Vector for Portable {
     }
 
     #[inline(always)]
-    fn store(self, x: [f32; LANES], numbers: &mut [f32]) {
-        *numbers.first_chunk_mut().expect("room for a vector") = x;
+    fn repeat<const WIDTH: usize>(self, numbers: &[f32; WIDTH]) -> [f32; LANES] {
+        [numbers[0], numbers[1 % WIDTH], numbers[2 % WIDTH], numbers[3 % WIDTH]]
+    }
+
+    #[inline(always)]
+    fn sum_groups<const WIDTH: usize>(self, x: [f32; LANES]) -> [f32; LANES] {
+        let pairs = if WIDTH >= 2 { [x[0] + x[1], x[1] + x[0], x[2] + x[3], x[3] + x[2]] } else { x };
+        if WIDTH >= 4 { self.add(pairs, [pairs[2], pairs[3], pairs[0], pairs[1]]) } else { pairs }
+    }
+
+    #[inline(always)]
+    fn add(self, x: [f32; LANES], y: [f32; LANES]) -> [f32; LANES] {
+        [x[0] + y[0], x[1] + y[1], x[2] + y[2], x[3] + y[3]]
     }
 
     #[inline(always)]
@@ -107,16 +119,17 @@ impl Microkernel for ScalarF32 {
     }
 }
 
-/// See [`unpacked_sums`](crate::arch::unpacked_sums).
-pub(super) fn unpacked_sums<const PRODUCTS: bool>(
-    columns: &[[f32; UNPACKED_LANES]],
+/// See [`unpacked_over`](crate::arch::unpacked_over).
+pub(super) fn unpacked_over<const PRODUCTS: bool>(
+    queries: &UnpackedQueries,
     rows: [&[f32]; UNPACKED_ROWS],
-) -> UnpackedSums {
-    // Vectors for the sixteen queries.
+    norms: [f32; UNPACKED_ROWS],
+) -> [u32; UNPACKED_ROWS] {
+    // Vectors for the sixteen lanes.
     const PARTS: usize = UNPACKED_LANES / LANES;
     // Two rows at a time: eight vectors of sums, as in a tile. All four would need sixteen registers for sums alone.
-    let [a, b, c, d] = rows;
-    let [a, b] = generic::unpacked_sums::<_, PARTS, 2, PRODUCTS>(Portable, columns, [a, b]);
-    let [c, d] = generic::unpacked_sums::<_, PARTS, 2, PRODUCTS>(Portable, columns, [c, d]);
+    let ([a, b, c, d], [n, o, p, q]) = (rows, norms);
+    let [a, b] = unpacked::over::<_, PARTS, 2, PRODUCTS>(Portable, queries, [a, b], [n, o]);
+    let [c, d] = unpacked::over::<_, PARTS, 2, PRODUCTS>(Portable, queries, [c, d], [p, q]);
     [a, b, c, d]
 }

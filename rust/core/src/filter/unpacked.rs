@@ -1,18 +1,18 @@
 //! Keys of few queries and unpacked, row-major references in float32: limited by memory bandwidth.
 //!
 //! ```text
-//! queries, sixteen a panel [column][16] ─┐
-//!                                        ├─ sixteen keys a row ── key >= threshold? ──> candidates
-//! rows as passed, four at a time ────────┘
+//! up to sixteen queries, in sixteen lanes ─┐
+//!                                          ├─ keys of four rows ── key >= threshold? ──> candidates
+//! rows as passed, four at a time ──────────┘
 //! ```
 //!
-//! The sixteen lanes of a vector are sixteen queries, so no sum has to be reduced over lanes. Keys are `-|q - r|^2`, or
-//! `q.r`. Differences are computed before they are squared, so rows need not be centred. The bound is in `docs/exactness.md`,
-//! "Unpacked rows". A row that is not finite is always a candidate, and its float64 value shows it.
+//! Of sixteen queries each lane has one; of fewer, each has as many lanes as fit, which sum up several columns at once. Keys
+//! are `-|q - r|^2`, or `q.r`. Differences are computed before they are squared, so rows need not be centred. The bound is in
+//! `docs/exactness.md`, "Unpacked rows". A row that is not finite is always a candidate, and its float64 value shows it.
 
-use crate::arch::kernel::{CandidateLists, MAX_RUN};
+use crate::arch::kernel::{CandidateLists, MAX_RUN, UnpackedQueries};
 use crate::arch::level::Simd;
-use crate::arch::{UNPACKED_LANES as QUERIES, UNPACKED_ROWS, unpacked_sums};
+use crate::arch::{UNPACKED_LANES as LANES, UNPACKED_ROWS, unpacked_over};
 use crate::error::Result;
 use crate::exact::lanes::ROWS;
 use crate::exact::rows::Rows;
@@ -50,27 +50,33 @@ pub(crate) struct UnpackedTerms {
 /// Up to sixteen queries.
 pub(crate) struct Panel {
     metric: Metric,
-    /// `[column][QUERIES]`
-    columns: Vec<[f32; QUERIES]>,
-    /// The threshold of a row of norm `n` is `fixed + slope n`.
-    fixed: [f32; QUERIES],
-    slope: [f32; QUERIES],
+    queries: UnpackedQueries,
+}
+
+/// Lanes of each of `queries` queries: the more, the fewer steps. No more than columns, which would leave lanes idle.
+fn width(queries: usize, dim: usize) -> usize {
+    let fitting = (LANES / queries.clamp(1, LANES).next_power_of_two()).max(1);
+    fitting.min(1 << dim.max(1).ilog2())
 }
 
 impl Panel {
-    /// A panel that rejects nothing until [`Panel::reject_below`]. Lanes without a query report only NaN keys.
+    /// A panel that rejects nothing until [`Panel::reject_below`].
     pub(crate) fn new(metric: Metric, queries: &[Prepared]) -> Result<Self> {
         let dim = queries.first().map_or(0, |query| query.row().len());
-        let mut columns = try_filled([0.0f32; QUERIES], dim, "prepared queries")?;
-        let mut fixed = [f32::INFINITY; QUERIES];
-        for (lane, query) in queries.iter().enumerate() {
+        let width = width(queries.len(), dim);
+        let mut columns = try_filled([0.0f32; LANES], dim.div_ceil(width), "prepared queries")?;
+        let mut first_lanes = 0;
+        for (number, query) in queries.iter().enumerate() {
             let unit = if metric.normalizes() { query.to_unit() } else { 1.0 };
-            for (column, x) in columns.iter_mut().zip(query.row()) {
-                column[lane] = (x * unit) as f32;
+            for (step, row) in columns.iter_mut().zip(query.row().chunks(width)) {
+                for (lane, x) in step[number * width..].iter_mut().zip(row) {
+                    *lane = (x * unit) as f32;
+                }
             }
-            fixed[lane] = f32::NEG_INFINITY;
+            first_lanes |= 1 << (number * width);
         }
-        Ok(Self { metric, columns, fixed, slope: [0.0; QUERIES] })
+        let (fixed, slope) = ([f32::NEG_INFINITY; LANES], [0.0; LANES]);
+        Ok(Self { metric, queries: UnpackedQueries { width, columns, fixed, slope, first_lanes } })
     }
 
     /// The relation between the values and keys of `query`, and its terms in the thresholds.
@@ -90,8 +96,8 @@ impl Panel {
         (KeyMap { metric, dim, shift, shift_size: shift, scale2: 1.0 }, terms)
     }
 
-    /// Set the thresholds of query `lane` to reject exact keys below `floor` (see [`crate::filter::bound`]).
-    pub(crate) fn reject_below(&mut self, lane: usize, terms: UnpackedTerms, floor: f32) {
+    /// Set the thresholds of query `number` to reject exact keys below `floor` (see [`crate::filter::bound`]).
+    pub(crate) fn reject_below(&mut self, number: usize, terms: UnpackedTerms, floor: f32) {
         let floor = f64::from(floor);
         let UnpackedTerms { multiplies, normalizes, gamma, norm } = terms;
         let (fixed, slope) = if !multiplies {
@@ -103,11 +109,13 @@ impl Panel {
         } else {
             (floor, -gamma * norm)
         };
-        self.fixed[lane] = down(fixed - UNDERFLOW);
-        self.slope[lane] = down(slope);
-        if self.fixed[lane].is_nan() || self.slope[lane].is_nan() || self.slope[lane].is_infinite() {
-            (self.fixed[lane], self.slope[lane]) = (f32::NEG_INFINITY, 0.0);
+        let (mut fixed, mut slope) = (down(fixed - UNDERFLOW), down(slope));
+        if fixed.is_nan() || slope.is_nan() || slope.is_infinite() {
+            (fixed, slope) = (f32::NEG_INFINITY, 0.0);
         }
+        let width = self.queries.width;
+        self.queries.fixed[number * width..][..width].fill(fixed);
+        self.queries.slope[number * width..][..width].fill(slope);
     }
 
     /// Report the rows of `start .. end`, at most [`MOST_ROWS`], whose key reaches a threshold.
@@ -151,23 +159,16 @@ impl Panel {
     /// Report the rows from `first` that reach a threshold; those at or behind `end` are padding.
     #[inline(always)]
     fn scan_rows(&self, simd: Simd, rows: [&[f32]; ROWS], first: usize, end: usize, candidates: &mut CandidateLists) {
-        let products = multiplies(self.metric);
-        let keys = if products {
-            unpacked_sums::<true>(simd, &self.columns, rows)
+        let over = if multiplies(self.metric) {
+            let norms = rows.map(|row| norm_of(dot(simd, row, row)));
+            unpacked_over::<true>(simd, &self.queries, rows, norms)
         } else {
-            unpacked_sums::<false>(simd, &self.columns, rows)
+            unpacked_over::<false>(simd, &self.queries, rows, [0.0; ROWS])
         };
-        for (r, keys) in keys.iter().enumerate().take(end - first) {
-            let mut thresholds = self.fixed;
-            if products {
-                let norm = norm_of(dot(simd, rows[r], rows[r]));
-                for (threshold, slope) in thresholds.iter_mut().zip(&self.slope) {
-                    *threshold += slope * norm;
-                }
-            }
-            let mut over = over(keys, &thresholds);
+        for (r, over) in over.iter().enumerate().take(end - first) {
+            let mut over = *over;
             while over != 0 {
-                candidates.push(over.trailing_zeros() as usize, (first + r) as u32, 0.0);
+                candidates.push(over.trailing_zeros() as usize / self.queries.width, (first + r) as u32, 0.0);
                 over &= over - 1;
             }
         }
@@ -177,15 +178,4 @@ impl Panel {
 /// The norm, rounded up; NaN if it is not safe in float32, so that all keys survive.
 fn norm_of(squared: f32) -> f32 {
     if (1.0 / SAFE..=SAFE).contains(&squared) { up(f64::from(squared).sqrt()) } else { f32::NAN }
-}
-
-/// The lanes whose key is not provably below its threshold. A key that is not finite never is.
-#[inline(always)]
-fn over(keys: &[f32; QUERIES], thresholds: &[f32; QUERIES]) -> u32 {
-    let mut over = 0;
-    for l in 0..QUERIES {
-        let below = keys[l] < thresholds[l] && keys[l] >= f32::MIN;
-        over |= u32::from(!below) << l;
-    }
-    over
 }

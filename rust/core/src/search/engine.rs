@@ -2,14 +2,14 @@
 //!
 //! ```text
 //! Packed<K>   query panel of MR rows x panels of NR rows     kernel K of arch, int8 or float32 codes
-//! Unpacked    sixteen queries x rows as passed, in float32   no packing: few queries
+//! Unpacked    1 to 16 queries x rows as passed, in float32   no packing: few queries
 //! Direct      one query x rows as passed                     no keys: every row is a candidate
 //! ```
 //!
 //! The three trade preparation for speed per pair. Packing reads all references once and then rejects most rows by a fraction
 //! of a multiply-add per column, which pays for many queries, or for few if the panels are cached. Unpacked keys cost no
-//! preparation, but a float32 pass over the rows. A direct scan has no key to compute, which pays for one or two queries, and
-//! where a filter would reject too little.
+//! preparation, but a float32 pass over the rows. A direct scan has no key to compute, which pays for one or two queries of
+//! float64 rows, and where a filter would reject too little.
 //!
 //! A [`Scanner`] serves all queries of a search; an [`Engine`] holds one chunk of them. Both are object-safe, so that the
 //! loop nest is compiled once and not per kernel and question. A virtual call per run costs nothing measurable: a run is
@@ -294,7 +294,7 @@ impl Scanner for Unpacked<'_> {
 
     fn engine<'s>(&'s self, _: &[u32], prepared: &[Prepared]) -> Result<Box<dyn Engine + 's>> {
         let metric = self.0.context.metric;
-        // The sum of a lane depends on its query and the row alone, so the grouping of queries affects no key.
+        // The grouping of queries decides in which order the columns are added up; the bound holds for any.
         let chunks = prepared.chunks(UNPACKED_LANES);
         let mut panels = try_vec(chunks.len(), PREPARED)?;
         for queries in chunks {
@@ -309,7 +309,7 @@ impl Scanner for Unpacked<'_> {
     }
 }
 
-/// A chunk of queries in panels of sixteen, one lane per query, so that no sum over the columns has to be folded.
+/// A chunk of queries in panels of up to sixteen.
 struct UnpackedEngine<'s> {
     scanner: &'s Direct<'s>,
     panels: Vec<Panel>,

@@ -4,7 +4,7 @@
 //! ```text
 //! filter?  few references, or k a large share of them  ──> Direct: float64 values, no packing
 //!          neither squares nor products (Lp)           ──> Float32, if there is a bound
-//!          few queries, no cached panels               ──> Unpacked: float32 keys of the rows as passed
+//!          few queries, no cached panels, not float64  ──> Unpacked: float32 keys of the rows as passed
 //!          a level that multiplies 8-bit integers      ──> Int8: packed codes, certified bound
 //!          else                                        ──> Float32: packed panels, certified bound
 //!          Int8 and Float32 are probed by the first queries: if they reject too little, the rest steps down
@@ -25,7 +25,7 @@ use crate::filter::bound::{LARGEST_DIM, LARGEST_INT8_DIM};
 use crate::metric::{Geometry, Metric};
 use crate::topk::TopK;
 
-/// Up to this number of queries, computing float64 values of all rows is bound by memory bandwidth.
+/// Up to this number of queries, values of all rows take less time than packing; they are bound by memory bandwidth.
 const DIRECT_QUERIES: usize = 2;
 
 /// Up to this number of queries, float32 keys of unpacked rows take less time than packing.
@@ -101,7 +101,10 @@ const INLINE_WORK: u64 = 1 << 21;
 /// Time of a multiply-add of a direct search over one of a filtered search.
 const DIRECT_COST: u64 = 8;
 
-/// The same if each takes a power.
+/// Fewer queries of unpacked rows take as long as these: the time of reading the rows.
+const READING_QUERIES: usize = 8;
+
+/// As [`DIRECT_COST`] if each takes a power.
 const COSTLY_DIRECT_COST: u64 = 256;
 
 /// Panels of the first run of queries without a threshold; doubled up to a whole block.
@@ -175,7 +178,8 @@ impl Problem {
         let direct_queries = match self.metric.geometry() {
             _ if is_costly || packed => 0,
             Geometry::Lp => LP_DIRECT_QUERIES,
-            Geometry::Euclidean | Geometry::Dot => DIRECT_QUERIES,
+            Geometry::Euclidean | Geometry::Dot if self.double => DIRECT_QUERIES,
+            Geometry::Euclidean | Geometry::Dot => 0,
         };
         if self.references <= FEW_REFERENCES
             || self.queries <= direct_queries
@@ -210,6 +214,7 @@ impl Problem {
     pub(crate) fn rank_filter(&self, level: Level) -> Filter {
         match self.filter(level) {
             Filter::Direct => Filter::Direct,
+            Filter::Unpacked if self.queries <= DIRECT_QUERIES => Filter::Direct,
             // For targets in the middle of the ranking, 8-bit keys leave many rows undecided: not without a probe.
             _ if self.probe() == 0 => Filter::Float32,
             _ => self.packed_filter(level),
@@ -310,12 +315,13 @@ pub(crate) fn symmetric_span(blocks: usize, threads: usize) -> usize {
 
 /// Whether a search should stay on the calling thread.
 pub(crate) fn is_small(problem: &Problem, level: Level) -> bool {
-    let cost = match problem.filter(level) {
-        Filter::Direct if problem.metric.is_costly() => COSTLY_DIRECT_COST,
-        Filter::Direct => DIRECT_COST,
-        Filter::Unpacked | Filter::Float32 | Filter::Int8 => 1,
+    let (queries, cost) = match problem.filter(level) {
+        Filter::Direct if problem.metric.is_costly() => (problem.queries, COSTLY_DIRECT_COST),
+        Filter::Direct => (problem.queries, DIRECT_COST),
+        Filter::Unpacked => (problem.queries.max(READING_QUERIES), 1),
+        Filter::Float32 | Filter::Int8 => (problem.queries, 1),
     };
-    problem.work().saturating_mul(cost) <= INLINE_WORK
+    Problem { queries, ..*problem }.work().saturating_mul(cost) <= INLINE_WORK
 }
 
 /// Panels of a block: they stay in cache while a chunk of queries scans them.
@@ -378,9 +384,10 @@ mod tests {
         assert_eq!(problem(1000, 1000, 8, 125, 2).filter(Level::Scalar), Filter::Float32);
         assert_eq!(problem(1000, 1000, 70_000, 125, 2).filter(Level::AvxVnni), Filter::Float32);
         assert_eq!(problem(1000, 150, 8, 5, 2).filter(Level::Scalar), Filter::Direct);
-        assert_eq!(problem(2, 1000, 8, 5, 2).filter(Level::Avx512Vnni), Filter::Direct);
+        assert_eq!(problem(1, 1000, 8, 5, 2).filter(Level::Avx512Vnni), Filter::Unpacked);
         assert_eq!(problem(8, 1000, 8, 5, 2).filter(Level::Avx512Vnni), Filter::Unpacked);
         // Unpacked keys are of float32 rows.
+        assert_eq!(Problem { double: true, ..problem(2, 1000, 8, 5, 2) }.filter(Level::Avx512), Filter::Direct);
         assert_eq!(Problem { double: true, ..problem(8, 1000, 8, 5, 2) }.filter(Level::Avx512), Filter::Int8);
         assert_eq!(Problem { double: true, ..problem(8, 1000, 8, 5, 2) }.filter(Level::Scalar), Filter::Float32);
     }
@@ -393,7 +400,7 @@ mod tests {
         assert_eq!(problem(4096, 65536, 128, 1, 2).rank_filter(Level::Scalar), Filter::Float32);
         assert_eq!(problem(100, 65536, 128, 1, 2).rank_filter(level), Filter::Float32);
         assert_eq!(problem(8, 65536, 128, 1, 2).rank_filter(level), Filter::Float32);
-        assert_eq!(problem(2, 65536, 128, 1, 2).rank_filter(level), Filter::Direct);
+        assert_eq!(problem(2, 65536, 128, 1, 2).rank_filter(level), Filter::Direct, "no packing for two queries");
         assert_eq!(problem(4096, 150, 128, 1, 2).rank_filter(level), Filter::Direct);
     }
 
@@ -436,6 +443,17 @@ mod tests {
         assert!(!is_small(&costly(10, 999), Level::Scalar));
         assert_eq!(costly(100, 10).next_filter(Level::Avx512Vnni, Filter::Float32, 0.9, 0.0), Filter::Float32);
         assert_eq!(costly(100, 10).next_filter(Level::Avx512Vnni, Filter::Float32, 1.0, 0.0), Filter::Direct);
+    }
+
+    #[test]
+    fn a_search_stays_on_its_thread_by_the_time_of_reading_its_rows() {
+        let level = Level::Avx512Vnni;
+        // 2^21 multiply-adds of eight queries or more; of fewer, the same rows.
+        assert!(is_small(&problem(8, 2048, 128, 5, 2), level));
+        assert!(is_small(&problem(1, 2048, 128, 5, 2), level));
+        assert!(!is_small(&problem(1, 2049, 128, 5, 2), level));
+        assert!(!is_small(&problem(16, 2048, 128, 5, 2), level));
+        assert!(is_small(&problem(16, 1024, 128, 5, 2), level));
     }
 
     #[test]

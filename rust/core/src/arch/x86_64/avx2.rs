@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! Vector for Avx2 ──> generic::scan, with #[target_feature]          ──> Avx2F32
-//!                 └─> generic::unpacked_sums, with #[target_feature] ──> unpacked_sums
+//!                 └─> unpacked::over, with #[target_feature]          ──> unpacked_over
 //! ```
 //!
 //! The methods of the vector are `#[inline(always)]`, which a function with `#[target_feature]` cannot be; so they have no
@@ -12,8 +12,9 @@ use std::arch::x86_64::*;
 
 use crate::arch::generic::{self, Float32Products, Vector};
 use crate::arch::kernel::{CandidateLists, Float32, Microkernel, PanelRun, QueryPanel};
-use crate::arch::kernel::{UNPACKED_LANES, UNPACKED_ROWS, UnpackedSums};
+use crate::arch::kernel::{UNPACKED_LANES, UNPACKED_ROWS, UnpackedQueries};
 use crate::arch::level::Avx2;
+use crate::arch::unpacked;
 
 pub(super) const LANES: usize = 8;
 
@@ -23,6 +24,7 @@ impl Vector for Avx2 {
 
     intrinsics! {
         fn splat(x: f32) -> __m256 = _mm256_set1_ps;
+        fn add(x: __m256, y: __m256) -> __m256 = _mm256_add_ps;
         fn sub(x: __m256, y: __m256) -> __m256 = _mm256_sub_ps;
         fn mul(x: __m256, y: __m256) -> __m256 = _mm256_mul_ps;
         fn mul_add(x: __m256, y: __m256, z: __m256) -> __m256 = _mm256_fmadd_ps;
@@ -38,10 +40,37 @@ impl Vector for Avx2 {
     }
 
     #[inline(always)]
-    fn store(self, x: __m256, numbers: &mut [f32]) {
-        let numbers: &mut [f32; LANES] = numbers.first_chunk_mut().expect("room for a vector");
-        // SAFETY: `self` proves AVX2, and `numbers` has room for LANES numbers; the store need not be aligned.
-        unsafe { _mm256_storeu_ps(numbers.as_mut_ptr(), x) }
+    fn repeat<const WIDTH: usize>(self, numbers: &[f32; WIDTH]) -> __m256 {
+        // SAFETY: `self` proves AVX2; each load reads the `WIDTH` numbers that it is chosen for, and need not be aligned.
+        unsafe {
+            match WIDTH {
+                1 => _mm256_set1_ps(numbers[0]),
+                2 => _mm256_castpd_ps(_mm256_set1_pd(numbers.as_ptr().cast::<f64>().read_unaligned())),
+                4 => {
+                    let four = _mm_loadu_ps(numbers.as_ptr());
+                    _mm256_set_m128(four, four)
+                }
+                _ => self.load(numbers),
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn sum_groups<const WIDTH: usize>(self, mut x: __m256) -> __m256 {
+        // Each step adds the other half of a group of twice the size.
+        // SAFETY: `self` proves AVX2.
+        unsafe {
+            if WIDTH >= 2 {
+                x = _mm256_add_ps(x, _mm256_permute_ps::<0b10_11_00_01>(x));
+            }
+            if WIDTH >= 4 {
+                x = _mm256_add_ps(x, _mm256_permute_ps::<0b01_00_11_10>(x));
+            }
+            if WIDTH >= 8 {
+                x = _mm256_add_ps(x, _mm256_permute2f128_ps::<1>(x, x));
+            }
+        }
+        x
     }
 
     #[inline(always)]
@@ -113,20 +142,23 @@ fn scan(token: Avx2, query: &QueryPanel<'_, f32>, run: &PanelRun<'_, f32>, candi
     generic::scan::<_, MR, NR, MR>(Float32Products(token), query, run, None, candidates);
 }
 
-/// See [`unpacked_sums`](crate::arch::unpacked_sums).
-pub(in crate::arch) fn unpacked_sums<const PRODUCTS: bool>(
+/// See [`unpacked_over`](crate::arch::unpacked_over).
+pub(in crate::arch) fn unpacked_over<const PRODUCTS: bool>(
     token: Avx2,
-    columns: &[[f32; UNPACKED_LANES]],
+    queries: &UnpackedQueries,
     rows: [&[f32]; UNPACKED_ROWS],
-) -> UnpackedSums {
+    norms: [f32; UNPACKED_ROWS],
+) -> [u32; UNPACKED_ROWS] {
     #[target_feature(enable = "avx2,fma")]
-    fn sums<const PRODUCTS: bool>(
+    fn over<const PRODUCTS: bool>(
         token: Avx2,
-        columns: &[[f32; UNPACKED_LANES]],
+        queries: &UnpackedQueries,
         rows: [&[f32]; UNPACKED_ROWS],
-    ) -> UnpackedSums {
-        generic::unpacked_sums::<_, { UNPACKED_LANES / LANES }, UNPACKED_ROWS, PRODUCTS>(token, columns, rows)
+        norms: [f32; UNPACKED_ROWS],
+    ) -> [u32; UNPACKED_ROWS] {
+        const PARTS: usize = UNPACKED_LANES / LANES;
+        unpacked::over::<_, PARTS, UNPACKED_ROWS, PRODUCTS>(token, queries, rows, norms)
     }
     // SAFETY: the token proves AVX2 and FMA.
-    unsafe { sums::<PRODUCTS>(token, columns, rows) }
+    unsafe { over::<PRODUCTS>(token, queries, rows, norms) }
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! Vector for Avx512 ──> generic::scan, with #[target_feature]          ──> Avx512F32
-//!                   └─> generic::unpacked_sums, with #[target_feature] ──> unpacked_sums
+//!                   └─> unpacked::over, with #[target_feature]          ──> unpacked_over
 //! ```
 //!
 //! As in `avx2.rs`, the methods of the vector are inlined into functions with these features, and the token makes their
@@ -12,8 +12,9 @@ use std::arch::x86_64::*;
 
 use crate::arch::generic::{self, Float32Products, Vector};
 use crate::arch::kernel::{CandidateLists, Float32, Microkernel, PanelRun, QueryPanel};
-use crate::arch::kernel::{UNPACKED_LANES, UNPACKED_ROWS, UnpackedSums};
+use crate::arch::kernel::{UNPACKED_LANES, UNPACKED_ROWS, UnpackedQueries};
 use crate::arch::level::Avx512;
+use crate::arch::unpacked;
 
 pub(super) const LANES: usize = 16;
 
@@ -23,6 +24,7 @@ impl Vector for Avx512 {
 
     intrinsics! {
         fn splat(x: f32) -> __m512 = _mm512_set1_ps;
+        fn add(x: __m512, y: __m512) -> __m512 = _mm512_add_ps;
         fn sub(x: __m512, y: __m512) -> __m512 = _mm512_sub_ps;
         fn mul(x: __m512, y: __m512) -> __m512 = _mm512_mul_ps;
         fn mul_add(x: __m512, y: __m512, z: __m512) -> __m512 = _mm512_fmadd_ps;
@@ -38,10 +40,39 @@ impl Vector for Avx512 {
     }
 
     #[inline(always)]
-    fn store(self, x: __m512, numbers: &mut [f32]) {
-        let numbers: &mut [f32; LANES] = numbers.first_chunk_mut().expect("room for a vector");
-        // SAFETY: `self` proves AVX-512 F, and `numbers` has room for LANES numbers; the store need not be aligned.
-        unsafe { _mm512_storeu_ps(numbers.as_mut_ptr(), x) }
+    fn repeat<const WIDTH: usize>(self, numbers: &[f32; WIDTH]) -> __m512 {
+        // SAFETY: `self` proves AVX-512 F and DQ; each load reads the `WIDTH` numbers that it is chosen for, and need not be
+        // aligned.
+        unsafe {
+            match WIDTH {
+                1 => _mm512_set1_ps(numbers[0]),
+                2 => _mm512_castpd_ps(_mm512_set1_pd(numbers.as_ptr().cast::<f64>().read_unaligned())),
+                4 => _mm512_broadcast_f32x4(_mm_loadu_ps(numbers.as_ptr())),
+                8 => _mm512_broadcast_f32x8(_mm256_loadu_ps(numbers.as_ptr())),
+                _ => self.load(numbers),
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn sum_groups<const WIDTH: usize>(self, mut x: __m512) -> __m512 {
+        // Each step adds the other half of a group of twice the size.
+        // SAFETY: `self` proves AVX-512 F.
+        unsafe {
+            if WIDTH >= 2 {
+                x = _mm512_add_ps(x, _mm512_permute_ps::<0b10_11_00_01>(x));
+            }
+            if WIDTH >= 4 {
+                x = _mm512_add_ps(x, _mm512_permute_ps::<0b01_00_11_10>(x));
+            }
+            if WIDTH >= 8 {
+                x = _mm512_add_ps(x, _mm512_shuffle_f32x4::<0b10_11_00_01>(x, x));
+            }
+            if WIDTH >= 16 {
+                x = _mm512_add_ps(x, _mm512_shuffle_f32x4::<0b01_00_11_10>(x, x));
+            }
+        }
+        x
     }
 
     #[inline(always)]
@@ -102,20 +133,23 @@ fn scan(token: Avx512, query: &QueryPanel<'_, f32>, run: &PanelRun<'_, f32>, can
     generic::scan::<_, MR, NR, MR>(Float32Products(token), query, run, None, candidates);
 }
 
-/// See [`unpacked_sums`](crate::arch::unpacked_sums).
-pub(in crate::arch) fn unpacked_sums<const PRODUCTS: bool>(
+/// See [`unpacked_over`](crate::arch::unpacked_over).
+pub(in crate::arch) fn unpacked_over<const PRODUCTS: bool>(
     token: Avx512,
-    columns: &[[f32; UNPACKED_LANES]],
+    queries: &UnpackedQueries,
     rows: [&[f32]; UNPACKED_ROWS],
-) -> UnpackedSums {
+    norms: [f32; UNPACKED_ROWS],
+) -> [u32; UNPACKED_ROWS] {
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    fn sums<const PRODUCTS: bool>(
+    fn over<const PRODUCTS: bool>(
         token: Avx512,
-        columns: &[[f32; UNPACKED_LANES]],
+        queries: &UnpackedQueries,
         rows: [&[f32]; UNPACKED_ROWS],
-    ) -> UnpackedSums {
-        generic::unpacked_sums::<_, { UNPACKED_LANES / LANES }, UNPACKED_ROWS, PRODUCTS>(token, columns, rows)
+        norms: [f32; UNPACKED_ROWS],
+    ) -> [u32; UNPACKED_ROWS] {
+        const PARTS: usize = UNPACKED_LANES / LANES;
+        unpacked::over::<_, PARTS, UNPACKED_ROWS, PRODUCTS>(token, queries, rows, norms)
     }
     // SAFETY: the token proves AVX-512 F, BW, DQ and VL.
-    unsafe { sums::<PRODUCTS>(token, columns, rows) }
+    unsafe { over::<PRODUCTS>(token, queries, rows, norms) }
 }
