@@ -38,7 +38,7 @@ fn answers(index: &Index<f32>) -> (Vec<f32>, String) {
     let query = data(9, 40, DIM, |x| x as f32);
     let query = QueryRef::Wide(matrix(&query, DIM, Argument::Query));
     let found = index.snapshot().search(query, options(5), &Monitor::new()).expect("memory");
-    (index.copy(0, None).expect("memory"), format!("{found:?}"))
+    (index.copy(0, None, &Monitor::new()).expect("memory"), format!("{found:?}"))
 }
 
 fn options(k: usize) -> Options<'static> {
@@ -88,7 +88,7 @@ fn rows_are_removed_or_not() {
     let rows = SEALED + 150;
     for kept in [3, 2] {
         let mask: Vec<bool> = (0..rows).map(|row| row % kept == 0).collect();
-        sweep_change(|index| index.remove(&mask));
+        sweep_change(|index| index.remove(&mask, &Monitor::new()));
     }
 }
 
@@ -106,9 +106,9 @@ fn an_index_is_searched() {
     let groups = Groups { query_group: &group, offsets: &[0, 400], rows: &rows };
     let ranks = RankOptions { metric, exclude, simd, threads };
     sweep(|monitor| index.snapshot().ranks(query(), &groups, ranks, monitor));
-    sweep(|_| {
+    sweep(|monitor| {
         // Several allocations, so that a few failures are tried.
-        Ok([index.copy(0, Some(100))?, index.copy(100, Some(200))?, index.copy(200, None)?])
+        Ok([index.copy(0, Some(100), monitor)?, index.copy(100, Some(200), monitor)?, index.copy(200, None, monitor)?])
     });
 }
 

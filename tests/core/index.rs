@@ -52,7 +52,7 @@ impl<E: Element + Stored> Pair<E> {
     }
 
     fn remove(&mut self, mask: &[bool]) {
-        self.index.remove(mask).expect("a good mask");
+        self.index.remove(mask, &Monitor::new()).expect("a good mask");
         let mut places = mask.iter();
         self.rows.retain(|_| !places.next().expect("a place for each row"));
     }
@@ -294,7 +294,7 @@ fn searches_are_isolated_from_changes() {
             pair.index.add(rows, simd, 1, &Monitor::new()).expect("good rows");
             let count = pair.index.rows();
             let mask: Vec<bool> = (0..count).map(|row| row > 0 && row % 97 == step).collect();
-            pair.index.remove(&mask).expect("a good mask");
+            pair.index.remove(&mask, &Monitor::new()).expect("a good mask");
         }
         searching.join().expect("no wrong result");
     });
@@ -313,10 +313,10 @@ fn errors_name_the_argument() {
     let rows = MatrixRef::new(&[1.0f32, 2.0, 3.0, f32::NAN], 2, 2, Argument::Reference).expect("a good matrix");
     let refused = pair.index.add(rows, simd, 1, &Monitor::new());
     assert!(matches!(refused, Err(Error::NonFinite { argument: Argument::Reference, row: 1, column: 1, .. })));
-    assert!(matches!(pair.index.remove(&[true]), Err(Error::BadArray { argument: "mask", .. })));
-    assert!(matches!(pair.index.copy(1, Some(3)), Err(Error::BadArray { argument: "rows", .. })));
-    assert_eq!(pair.index.copy(1, Some(2)).expect("a row"), [3.0, 4.0]);
-    assert_eq!(pair.index.copy(1, None).expect("the last row"), [3.0, 4.0]);
+    assert!(matches!(pair.index.remove(&[true], &Monitor::new()), Err(Error::BadArray { argument: "mask", .. })));
+    assert!(matches!(pair.index.copy(1, Some(3), &Monitor::new()), Err(Error::BadArray { argument: "rows", .. })));
+    assert_eq!(pair.index.copy(1, Some(2), &Monitor::new()).expect("a row"), [3.0, 4.0]);
+    assert_eq!(pair.index.copy(1, None, &Monitor::new()).expect("the last row"), [3.0, 4.0]);
     let query = MatrixRef::new(&[1.0f32, 2.0], 1, 2, Argument::Query).expect("a good matrix");
     let options = Options { k: 3, metric: Metric::Euclidean, exclude: SelfRule::None, simd, threads: THREADS };
     let refused = pair.index.snapshot().search(query.into(), options, &Monitor::new());

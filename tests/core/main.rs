@@ -9,6 +9,7 @@ mod fuzz;
 #[path = "../fuzz/searches.rs"]
 mod fuzz_searches;
 mod index;
+mod interrupts;
 mod pairwise;
 mod questions;
 mod radius;

@@ -175,13 +175,20 @@ where
     Ok(ranks::pair(py, found))
 }
 
+/// Whether rows are copied in less time than it takes to hand that to the pool.
+fn is_small(rows: usize, dim: usize) -> bool {
+    rows.saturating_mul(dim) <= 1 << 16
+}
+
 fn copy<E: Stored + saved::Stored>(
     py: Python<'_>,
     index: &Index<E>,
     start: usize,
     stop: Option<usize>,
 ) -> PyResult<Py<PyAny>> {
-    let numbers = py.detach(|| index.copy(start, stop)).into_py()?;
+    let rows = py.detach(|| index.rows());
+    let is_small = || is_small(stop.unwrap_or(rows).saturating_sub(start), index.dim());
+    let numbers = interrupt::run(py, threads(None)?, is_small, None, |monitor| index.copy(start, stop, monitor))?;
     let shape = [numbers.len() / index.dim(), index.dim()];
     let rows = PyArray1::from_vec(py, E::into_storage(numbers)).reshape(shape)?;
     Ok(rows.into_any().unbind())
@@ -289,7 +296,8 @@ impl PyIndex {
     /// Remove the rows whose entry in `mask` is true.
     fn remove(&self, py: Python<'_>, mask: PyReadonlyArray1<'_, bool>) -> PyResult<()> {
         let mask = mask.as_slice().map_err(|_| PyValueError::new_err("mask must be C-contiguous"))?;
-        py.detach(|| with_index!(&self.0, index, _E => index.remove(mask))).into_py()
+        let remove = |monitor: &Monitor| with_index!(&self.0, index, _E => index.remove(mask, monitor));
+        interrupt::run(py, threads(None)?, || is_small(mask.len(), self.dim()), None, remove)
     }
 
     /// A copy of the rows `start` to `stop`, by default to the last; bfloat16 as bit patterns of type uint16.

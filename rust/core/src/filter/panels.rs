@@ -72,10 +72,9 @@ impl<K: Microkernel> PackedReference<K> {
                           codes: &mut [K::Code],
                           offsets: &mut [f32],
                           scales: &mut [f32],
-                          terms: &mut PanelTerms| {
-            if monitor.check().is_err() {
-                return;
-            }
+                          terms: &mut PanelTerms|
+         -> Result<()> {
+            monitor.check()?;
             for lane in 0..K::NR {
                 let row = panel * K::NR + lane;
                 if row >= reference.rows() {
@@ -97,6 +96,7 @@ impl<K: Microkernel> PackedReference<K> {
                 scales[lane] = encoded.scale;
                 *terms = terms.max(encoded.error);
             }
+            Ok(())
         };
         let buffers = || Ok((reference.scratch()?, try_zeroed::<f32>(reference.dim(), "the packed reference")?));
         let (codes_out, offsets_out, scales_out) =
@@ -109,7 +109,7 @@ impl<K: Microkernel> PackedReference<K> {
                 .zip(scales_out.chunks_mut(K::NR))
                 .zip(&mut terms);
             for (panel, (((codes, offsets), scales), terms)) in panels.enumerate() {
-                pack_panel(&mut buffers, panel, codes, offsets, scales, terms);
+                pack_panel(&mut buffers, panel, codes, offsets, scales, terms)?;
             }
         } else {
             codes_out
@@ -121,11 +121,9 @@ impl<K: Microkernel> PackedReference<K> {
                 .with_min_len(((1 << 16) / panel_len).max(1))
                 .try_for_each_init(buffers, |buffers, (panel, (((codes, offsets), scales), terms))| {
                     let buffers = buffers.as_mut().map_err(|error: &mut Error| error.clone())?;
-                    pack_panel(buffers, panel, codes, offsets, scales, terms);
-                    Ok(())
+                    pack_panel(buffers, panel, codes, offsets, scales, terms)
                 })?;
         }
-        monitor.check()?;
         bad.check(reference, Argument::Reference)?;
         Ok(Self { codes: Codes::Owned(codes), offsets, scales, terms, panel_len })
     }

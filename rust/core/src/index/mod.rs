@@ -172,8 +172,8 @@ impl<E: Element + Stored> Index<E> {
     /// Remove the rows whose entry in `mask` is true; later rows move up. After an error nothing has been removed.
     ///
     /// # Errors
-    /// [`Error::BadArray`] for a mask of another length, [`Error::BadFile`], [`Error::OutOfMemory`].
-    pub fn remove(&self, mask: &[bool]) -> Result<()> {
+    /// [`Error::BadArray`] for a mask of another length, [`Error::BadFile`], [`Error::OutOfMemory`], [`Error::Cancelled`].
+    pub fn remove(&self, mask: &[bool], monitor: &Monitor) -> Result<()> {
         let _changing = self.change();
         let segments = self.read().clone();
         if mask.len() != rows_of(&segments) {
@@ -187,11 +187,12 @@ impl<E: Element + Stored> Index<E> {
         check_files(&segments)?;
         let mut rest = mask;
         for segment in &segments {
+            monitor.check()?;
             let here;
             (here, rest) = rest.split_at(segment.rows());
             let segment = match (here.contains(&true), here.contains(&false)) {
                 (false, _) => Arc::clone(segment),
-                (true, true) => Arc::new(segment.without(here)?),
+                (true, true) => Arc::new(segment.without(here, monitor)?),
                 (true, false) => continue,
             };
             match remaining.last_mut().filter(|last| last.is_growing() && segment.is_growing()) {
@@ -214,8 +215,8 @@ impl<E: Element + Stored> Index<E> {
     /// A copy of the rows `start .. end`, row-major; to the last row if `end` is `None`.
     ///
     /// # Errors
-    /// [`Error::BadArray`] unless they are rows of the index, [`Error::BadFile`], [`Error::OutOfMemory`].
-    pub fn copy(&self, start: usize, end: Option<usize>) -> Result<Vec<E>> {
+    /// [`Error::BadArray`] unless they are rows of the index, [`Error::BadFile`], [`Error::OutOfMemory`], [`Error::Cancelled`].
+    pub fn copy(&self, start: usize, end: Option<usize>, monitor: &Monitor) -> Result<Vec<E>> {
         let segments = self.read().clone();
         let rows = rows_of(&segments);
         let end = end.unwrap_or(rows);
@@ -228,7 +229,11 @@ impl<E: Element + Stored> Index<E> {
             let mut first = 0;
             for segment in &segments {
                 let clamp = |row: usize| row.clamp(first, first + segment.rows()) - first;
-                copy.extend_from_slice(segment.range(clamp(start)..clamp(end))?);
+                let (here, step) = (clamp(start)..clamp(end), segment::polled_rows(self.layout.dim));
+                for row in here.clone().step_by(step) {
+                    monitor.check()?;
+                    copy.extend_from_slice(segment.range(row..here.end.min(row + step))?);
+                }
                 first += segment.rows();
             }
             Ok(())

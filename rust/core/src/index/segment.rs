@@ -14,8 +14,8 @@ use crate::arch::level::Simd;
 use crate::error::{Argument, Error, Result};
 use crate::matrix::{Element, MatrixRef};
 use crate::metric::Metric;
-use crate::runtime::Monitor;
 use crate::runtime::alloc::try_vec;
+use crate::runtime::{Monitor, POLLED};
 use crate::saved::{Mapped, Stored};
 use crate::search::plan::Problem;
 use crate::search::references::{Guard, PanelCache, Source, StoredPanels};
@@ -128,11 +128,15 @@ impl<E: Element + Stored> Segment<E> {
     }
 
     /// A new segment of the rows whose entry in `mask` is false. Its panels are made when they are first needed.
-    pub(super) fn without(&self, mask: &[bool]) -> Result<Self> {
+    pub(super) fn without(&self, mask: &[bool], monitor: &Monitor) -> Result<Self> {
         let count = mask.iter().filter(|removed| !**removed).count();
         let mut numbers = try_vec(count * self.layout.dim, ROWS)?;
-        for row in (0..self.rows).filter(|&row| !mask[row]) {
-            numbers.extend_from_slice(self.range(row..row + 1)?);
+        let step = polled_rows(self.layout.dim);
+        for first in (0..self.rows).step_by(step) {
+            monitor.check()?;
+            for row in (first..self.rows.min(first + step)).filter(|&row| !mask[row]) {
+                numbers.extend_from_slice(self.range(row..row + 1)?);
+            }
         }
         let mut segment = Self::of(Numbers::Owned(numbers), count, self.layout);
         // A sealed segment that falls below the limit stays sealed: otherwise each search would pack it again.
@@ -208,6 +212,11 @@ impl<E: Element + Stored> Segment<E> {
         let cache = self.panels.as_ref();
         Source { rows, cache, guard, finite: true, packed: cache.is_some() }
     }
+}
+
+/// Rows that are copied between two polls.
+pub(super) fn polled_rows(dim: usize) -> usize {
+    (POLLED / dim.max(1)).max(1)
 }
 
 impl<E: Element + Stored> Guard for Segment<E> {

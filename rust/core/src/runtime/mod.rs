@@ -7,6 +7,7 @@ pub mod fork;
 mod monitor;
 pub(crate) mod pool;
 
+pub(crate) use monitor::POLLED;
 pub use monitor::{Monitor, Report};
 pub use pool::{
     PoolHandle, THREADS_VARIABLE, capped_threads, catch_panic, is_num_threads_set, num_threads, set_num_threads,

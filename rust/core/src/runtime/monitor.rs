@@ -4,13 +4,19 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use crate::error::{Error, Result};
 
+/// Elements that a loop handles between two polls: a few milliseconds of copying or sorting.
+pub(crate) const POLLED: usize = 1 << 18;
+
 /// The names of the filters in a [`Report`], in the order of their numbers.
 pub(crate) const FILTERS: [&str; 4] = ["none", "unpacked", "float32", "int8"];
 
 /// Shared by a search and its caller. The core polls its cancel flag; signals are handled by the bindings.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Monitor {
     cancelled: AtomicBool,
+    polls: AtomicU64,
+    /// The poll that cancels, if polls are counted.
+    cancel_at: Option<u64>,
     done: AtomicU64,
     total: AtomicU64,
     rescored: AtomicU64,
@@ -28,10 +34,41 @@ pub struct Report {
     pub rescored: u64,
 }
 
+impl Default for Monitor {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Monitor {
     /// A monitor for a new search.
     pub fn new() -> Self {
-        Self::default()
+        // Polls are not counted: all threads would write to one number.
+        Self::with(None)
+    }
+
+    /// A monitor that counts the polls of its search, and cancels it at the given one, from 1: an interrupt at any place,
+    /// without a clock.
+    pub fn cancelling_at(poll: u64) -> Self {
+        Self::with(Some(poll))
+    }
+
+    fn with(cancel_at: Option<u64>) -> Self {
+        Self {
+            cancelled: AtomicBool::new(false),
+            polls: AtomicU64::new(0),
+            cancel_at,
+            done: AtomicU64::new(0),
+            total: AtomicU64::new(0),
+            rescored: AtomicU64::new(0),
+            false_positives: AtomicU64::new(0),
+            filter: AtomicU8::new(0),
+        }
+    }
+
+    /// How often the search has polled so far; 0 unless polls are counted.
+    pub fn polls(&self) -> u64 {
+        self.polls.load(Ordering::Relaxed)
     }
 
     /// Cancel the search. It polls between blocks of work, every few milliseconds for rows of usual width.
@@ -48,6 +85,9 @@ impl Monitor {
 
     /// `Err(Cancelled)` once the search is cancelled.
     pub(crate) fn check(&self) -> Result<()> {
+        if self.cancel_at.is_some_and(|last| self.polls.fetch_add(1, Ordering::Relaxed) + 1 >= last) {
+            self.cancel();
+        }
         if self.cancelled.load(Ordering::Relaxed) { Err(Error::Cancelled) } else { Ok(()) }
     }
 

@@ -10,6 +10,7 @@ use rayon::prelude::*;
 use crate::error::Result;
 use crate::matrix::Output;
 use crate::runtime::alloc::{try_vec, try_zeroed};
+use crate::runtime::{Monitor, POLLED};
 
 /// The purpose of the lists in [`crate::Error::OutOfMemory`].
 pub(crate) const FOUND: &str = "the rows within the radius";
@@ -38,6 +39,7 @@ pub(crate) fn join<O: Output>(
     queries: usize,
     with_values: bool,
     threads: usize,
+    monitor: &Monitor,
 ) -> Result<Within<O>> {
     let mut starts = try_vec(queries + 1, FOUND)?;
     let mut total = 0usize;
@@ -58,30 +60,37 @@ pub(crate) fn join<O: Output>(
         copies.push((part, rows_here, values_here));
     }
     let copy = |(part, rows, values): (Part<O>, &mut [i64], &mut [O])| {
-        for (to, from) in rows.iter_mut().zip(&part.rows) {
-            *to = i64::from(*from);
+        for (rows, from) in rows.chunks_mut(POLLED).zip(part.rows.chunks(POLLED)) {
+            monitor.check()?;
+            for (to, from) in rows.iter_mut().zip(from) {
+                *to = i64::from(*from);
+            }
         }
-        values.copy_from_slice(&part.values);
+        for (values, from) in values.chunks_mut(POLLED).zip(part.values.chunks(POLLED)) {
+            monitor.check()?;
+            values.copy_from_slice(from);
+        }
+        Ok(())
     };
     if threads == 1 || copies.len() < 2 {
         // No rayon call: this may be the caller's thread.
-        copies.into_iter().for_each(copy);
+        copies.into_iter().try_for_each(copy)?;
     } else {
         // In parallel: page faults of the new arrays take longer than the copy.
-        copies.into_par_iter().with_max_len(1).for_each(copy);
+        copies.into_par_iter().with_max_len(1).try_for_each(copy)?;
     }
     Ok(Within { starts, rows, values })
 }
 
 /// Join parts that have each pair once, in the list of the lower row.
-pub(crate) fn join_triangle<O: Output>(parts: Vec<Part<O>>, with_values: bool) -> Result<Within<O>> {
+pub(crate) fn join_triangle<O: Output>(parts: Vec<Part<O>>, with_values: bool, monitor: &Monitor) -> Result<Within<O>> {
     let counts = || parts.iter().flat_map(|part| &part.counts);
     let queries = counts().count();
     // First the number of rows before each query, then the place of the next of them.
     let mut places = try_zeroed::<usize>(queries, FOUND)?;
-    each_query(&parts, |query, rows, _| {
+    each_query(&parts, monitor, |query, rows, _| {
         rows.iter().filter(|&&row| row as usize != query).for_each(|&row| places[row as usize] += 1);
-    });
+    })?;
     let mut starts = try_vec(queries + 1, FOUND)?;
     let mut total = 0usize;
     starts.push(0);
@@ -92,7 +101,7 @@ pub(crate) fn join_triangle<O: Output>(parts: Vec<Part<O>>, with_values: bool) -
     }
     let mut rows = try_zeroed::<i64>(total, FOUND)?;
     let mut values = try_zeroed::<O>(if with_values { total } else { 0 }, FOUND)?;
-    each_query(&parts, |query, found, measured| {
+    each_query(&parts, monitor, |query, found, measured| {
         // Queries ascend, so all rows before this one have been entered.
         let own = places[query];
         for (i, &row) in found.iter().enumerate() {
@@ -108,15 +117,16 @@ pub(crate) fn join_triangle<O: Output>(parts: Vec<Part<O>>, with_values: bool) -
                 places[row as usize] += 1;
             }
         }
-    });
+    })?;
     Ok(Within { starts, rows, values })
 }
 
 /// Call `visit` for each query, in ascending order, with its number, its rows and their values, if any.
-fn each_query<O>(parts: &[Part<O>], mut visit: impl FnMut(usize, &[u32], &[O])) {
+fn each_query<O>(parts: &[Part<O>], monitor: &Monitor, mut visit: impl FnMut(usize, &[u32], &[O])) -> Result<()> {
     let mut query = 0;
     for part in parts {
         let mut start = 0;
+        monitor.check()?;
         for count in &part.counts {
             let places = start..start + count;
             start = places.end;
@@ -124,4 +134,5 @@ fn each_query<O>(parts: &[Part<O>], mut visit: impl FnMut(usize, &[u32], &[O])) 
             query += 1;
         }
     }
+    Ok(())
 }

@@ -225,7 +225,7 @@ impl<'a> Question for Knn<'a> {
     }
 
     fn finish(&self, _: &[u32], collector: KnnCollector, place: Out<'a>) -> Result<()> {
-        collector.write(self.k, self.context.first_reference, place)
+        collector.write(self.k, self.context.first_reference, place, self.context.monitor)
     }
 }
 

@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::filter::bound::Bound;
 use crate::matrix::{Output, Values};
 use crate::order::{Neighbour, Ranking};
+use crate::runtime::Monitor;
 use crate::runtime::alloc::try_vec;
 use crate::topk::{self, TopK};
 
@@ -111,16 +112,16 @@ impl KnnCollector {
     }
 
     /// Write the `k` nearest of each query; `first_reference` is the number of row 0.
-    pub(crate) fn write(self, k: usize, first_reference: usize, out: Out<'_>) -> Result<()> {
+    pub(crate) fn write(self, k: usize, first_reference: usize, out: Out<'_>, monitor: &Monitor) -> Result<()> {
         match out {
             // One loop for each type of results: the values of a large `k` are stored at the speed of memory.
-            Out::Answer(Values::Single(values), rows) => self.write_to(k, values, rows)?,
-            Out::Answer(Values::Double(values), rows) => self.write_to(k, values, rows)?,
+            Out::Answer(Values::Single(values), rows) => self.write_to(k, values, rows, monitor)?,
+            Out::Answer(Values::Double(values), rows) => self.write_to(k, values, rows, monitor)?,
             Out::SoFar(places) => {
                 let mut scratch = try_vec(k, "the neighbours")?;
                 for (state, places) in self.states.into_iter().zip(places.chunks_mut(k)) {
                     scratch.clear();
-                    state.nearest.sorted(|neighbour| scratch.push(neighbour.offset_by(first_reference)))?;
+                    state.nearest.sorted(monitor, |neighbour| scratch.push(neighbour.offset_by(first_reference)))?;
                     topk::merge(places, &scratch);
                 }
             }
@@ -128,13 +129,13 @@ impl KnnCollector {
         Ok(())
     }
 
-    fn write_to<O: Output>(self, k: usize, values: &mut [O], rows: &mut [i64]) -> Result<()> {
+    fn write_to<O: Output>(self, k: usize, values: &mut [O], rows: &mut [i64], monitor: &Monitor) -> Result<()> {
         for ((state, values), rows) in self.states.into_iter().zip(values.chunks_mut(k)).zip(rows.chunks_mut(k)) {
             if state.nearest.len() < k {
                 return Err(Error::Panic("a query found too few neighbours".into()));
             }
             let mut places = values.iter_mut().zip(rows);
-            state.nearest.sorted(|neighbour| {
+            state.nearest.sorted(monitor, |neighbour| {
                 if let Some((value, row)) = places.next() {
                     *value = O::round(self.ranking.value(neighbour));
                     *row = i64::from(neighbour.row());

@@ -162,7 +162,7 @@ pub(crate) fn search<O: Output>(
         for source in sources {
             source.check_finite(problem.threads, monitor)?;
         }
-        return compressed_rows::join(Vec::new(), query.rows(), options.values, problem.threads);
+        return compressed_rows::join(Vec::new(), query.rows(), options.values, problem.threads, monitor);
     }
     monitor.begin(Problem { references: met, ..problem }.pairs());
     let queries = all_queries(query.rows())?;
@@ -191,9 +191,9 @@ pub(crate) fn search<O: Output>(
         let radius = Radius { context: &context, options: &options, edge, finish };
         let found = radius.run(&queries)?;
         return if upper_triangle {
-            compressed_rows::join_triangle(found, options.values)
+            compressed_rows::join_triangle(found, options.values, monitor)
         } else {
-            compressed_rows::join(found, query.rows(), options.values, problem.threads)
+            compressed_rows::join(found, query.rows(), options.values, problem.threads, monitor)
         };
     }
     // Rows are sorted once, after the last source.
@@ -224,7 +224,7 @@ pub(crate) fn search<O: Output>(
     } else {
         try_map_parallel(chunks, FOUND, finish)?
     };
-    compressed_rows::join(finished, query.rows(), options.values, problem.threads)
+    compressed_rows::join(finished, query.rows(), options.values, problem.threads, monitor)
 }
 
 /// Whether the upper triangle suffices. Not for an order by value: it may depend on more than the rounded values, which are

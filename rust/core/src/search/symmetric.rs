@@ -82,7 +82,10 @@ pub(crate) fn search(
         rest = more;
         parts.push((found, here));
     }
-    parts.into_par_iter().with_max_len(1).try_for_each(|(found, place)| found.write(context.problem.k, 0, place))
+    parts
+        .into_par_iter()
+        .with_max_len(1)
+        .try_for_each(|(found, place)| found.write(context.problem.k, 0, place, context.monitor))
 }
 
 /// A block of rows and their neighbours so far.

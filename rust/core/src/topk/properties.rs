@@ -4,6 +4,7 @@ use super::{TopK, merge};
 use crate::fuzz::{Random, fuzz, replay};
 use crate::metric::Metric;
 use crate::order::Neighbour;
+use crate::runtime::Monitor;
 
 const TARGET: &str = "selection";
 /// Seeds that failed once.
@@ -30,7 +31,7 @@ fn neighbours(count: usize, random: &mut Random) -> Vec<Neighbour> {
 
 fn sorted(nearest: TopK) -> Vec<Neighbour> {
     let mut found = Vec::new();
-    nearest.sorted(|neighbour| found.push(neighbour)).expect("memory");
+    nearest.sorted(&Monitor::new(), |neighbour| found.push(neighbour)).expect("memory");
     found
 }
 

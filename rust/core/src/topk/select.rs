@@ -9,6 +9,7 @@
 
 use crate::error::Result;
 use crate::order::Neighbour;
+use crate::runtime::Monitor;
 use crate::runtime::alloc::{try_extend, try_reserve, try_vec};
 
 /// See the module header.
@@ -104,11 +105,11 @@ impl TopK {
     }
 
     /// Pass the first k to `emit`, nearest first.
-    pub(crate) fn sorted(mut self, emit: impl FnMut(Neighbour)) -> Result<()> {
+    pub(crate) fn sorted(mut self, monitor: &Monitor, emit: impl FnMut(Neighbour)) -> Result<()> {
         if self.candidates.len() > self.k + self.k / 2 {
             self.select();
         }
-        super::sort::sorted(self.candidates, self.k, emit)
+        super::sort::sorted(self.candidates, self.k, monitor, emit)
     }
 }
 
@@ -126,7 +127,7 @@ mod tests {
             }
             assert_eq!(nearest.len(), 3);
             let mut rows = Vec::new();
-            nearest.sorted(|neighbour| rows.push(neighbour.row())).expect("memory");
+            nearest.sorted(&Monitor::new(), |neighbour| rows.push(neighbour.row())).expect("memory");
             assert_eq!(rows, [4, 5, 7]);
         }
     }
@@ -147,7 +148,7 @@ mod tests {
             }
             all.sort();
             let mut found = Vec::new();
-            nearest.sorted(|neighbour| found.push(neighbour)).expect("memory");
+            nearest.sorted(&Monitor::new(), |neighbour| found.push(neighbour)).expect("memory");
             assert_eq!(found.len(), k);
             assert!(found.iter().zip(&all).all(|(x, y)| x.row() == y.row()));
         }

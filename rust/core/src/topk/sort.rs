@@ -6,6 +6,7 @@
 use crate::error::Result;
 use crate::order::Neighbour;
 use crate::runtime::alloc::{try_vec, try_zeroed};
+use crate::runtime::{Monitor, POLLED};
 
 /// The purpose of the buffers in [`crate::Error::OutOfMemory`].
 const SORTED: &str = "the sorted neighbours";
@@ -18,11 +19,19 @@ const BITS: u32 = 11;
 const DIGITS: usize = 1 << BITS;
 
 /// Pass the first `k` neighbours to `emit`, in the total order.
-pub(crate) fn sorted(mut neighbours: Vec<Neighbour>, k: usize, emit: impl FnMut(Neighbour)) -> Result<()> {
+pub(crate) fn sorted(
+    mut neighbours: Vec<Neighbour>,
+    k: usize,
+    monitor: &Monitor,
+    mut emit: impl FnMut(Neighbour),
+) -> Result<()> {
     let mut keys = try_vec(neighbours.len(), SORTED)?;
     let narrow =
         |neighbour: &Neighbour| Some(u64::from(neighbour.narrow_bits()?) << u32::BITS | u64::from(neighbour.row()));
-    keys.extend(neighbours.iter().map_while(narrow));
+    for neighbours in neighbours.chunks(POLLED) {
+        monitor.check()?;
+        keys.extend(neighbours.iter().map_while(narrow));
+    }
     if keys.len() < neighbours.len() {
         neighbours.sort_unstable();
         neighbours.into_iter().take(k).for_each(emit);
@@ -30,26 +39,39 @@ pub(crate) fn sorted(mut neighbours: Vec<Neighbour>, k: usize, emit: impl FnMut(
     }
     if keys.len() < FEW {
         keys.sort_unstable();
-    } else if neighbours.is_sorted_by_key(|neighbour| neighbour.row()) {
+        keys.into_iter().take(k).map(of_key).for_each(emit);
+        return Ok(());
+    }
+    if neighbours.is_sorted_by_key(|neighbour| neighbour.row()) {
         // Radix passes are stable: neighbours that arrive by row stay by row among equal ranks, so the row bits need no pass.
-        radix(&mut keys, u32::BITS)?;
+        radix(&mut keys, u32::BITS, monitor)?;
     } else {
-        radix(&mut keys, 0)?;
+        radix(&mut keys, 0, monitor)?;
     }
     drop(neighbours);
-    keys.into_iter().take(k).map(|key| Neighbour::from_narrow((key >> u32::BITS) as u32, key as u32)).for_each(emit);
+    for keys in keys[..k.min(keys.len())].chunks(POLLED) {
+        monitor.check()?;
+        keys.iter().copied().map(of_key).for_each(&mut emit);
+    }
     Ok(())
 }
 
+fn of_key(key: u64) -> Neighbour {
+    Neighbour::from_narrow((key >> u32::BITS) as u32, key as u32)
+}
+
 /// Sort by the bits from `low` up, least significant digit first.
-fn radix(keys: &mut Vec<u64>, low: u32) -> Result<()> {
+fn radix(keys: &mut Vec<u64>, low: u32, monitor: &Monitor) -> Result<()> {
     const PASSES: usize = u64::BITS.div_ceil(BITS) as usize;
     let digit = |key: u64, pass: usize| (key >> (low + pass as u32 * BITS)) as usize % DIGITS;
     let passes = (u64::BITS - low).div_ceil(BITS) as usize;
     let mut ends = [[0u32; DIGITS]; PASSES];
-    for &key in keys.iter() {
-        for (pass, ends) in ends.iter_mut().enumerate().take(passes) {
-            ends[digit(key, pass)] += 1;
+    for keys in keys.chunks(POLLED) {
+        monitor.check()?;
+        for &key in keys {
+            for (pass, ends) in ends.iter_mut().enumerate().take(passes) {
+                ends[digit(key, pass)] += 1;
+            }
         }
     }
     let mut other = try_zeroed::<u64>(keys.len(), SORTED)?;
@@ -61,10 +83,13 @@ fn radix(keys: &mut Vec<u64>, low: u32) -> Result<()> {
         for end in ends.iter_mut() {
             start += std::mem::replace(end, start);
         }
-        for &key in keys.iter() {
-            let at = &mut ends[digit(key, pass)];
-            other[*at as usize] = key;
-            *at += 1;
+        for keys in keys.chunks(POLLED) {
+            monitor.check()?;
+            for &key in keys {
+                let at = &mut ends[digit(key, pass)];
+                other[*at as usize] = key;
+                *at += 1;
+            }
         }
         std::mem::swap(keys, &mut other);
     }
@@ -91,7 +116,7 @@ mod tests {
                         let mut wanted = neighbours.clone();
                         wanted.sort();
                         let mut found = Vec::new();
-                        sorted(neighbours, 2500, |neighbour| found.push(neighbour)).expect("memory");
+                        sorted(neighbours, 2500, &Monitor::new(), |neighbour| found.push(neighbour)).expect("memory");
                         assert!(found.iter().eq(&wanted[..2500]));
                     }
                 }
