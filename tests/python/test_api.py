@@ -255,7 +255,7 @@ def test_the_last_search_says_how_it_went():
     x = np.random.default_rng(5).standard_normal((2_000, 16)).astype(np.float32)
     exactknn.knn(x[:2], x, k=300)
     assert _core.last_search() == {"filter": "none", "rescored": 4_000}
-    exactknn.knn(x[:1], x, k=3)
+    exactknn.knn(x[:2], x, k=3)
     told = _core.last_search()
     assert told["filter"] == "unpacked" and 3 <= told["rescored"] < 2_000
     exactknn.knn(x, k=3)

@@ -8,8 +8,8 @@
 //!
 //! The three trade preparation for speed per pair. Packing reads all references once and then rejects most rows by a fraction
 //! of a multiply-add per column, which pays for many queries, or for few if the panels are cached. Unpacked keys cost no
-//! preparation, but a float32 pass over the rows. A direct scan has no key to compute, which pays for one or two queries of
-//! float64 rows, and where a filter would reject too little.
+//! preparation, but a float32 pass over the rows. A direct scan has no key to compute, which pays for one query, for two
+//! of float64 rows, and where a filter would reject too little.
 //!
 //! A [`Scanner`] serves all queries of a search; an [`Engine`] holds one chunk of them. Both are object-safe, so that the
 //! loop nest is compiled once and not per kernel and question. A virtual call per run costs nothing measurable: a run is

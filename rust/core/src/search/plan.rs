@@ -179,7 +179,8 @@ impl Problem {
             _ if is_costly || packed => 0,
             Geometry::Lp => LP_DIRECT_QUERIES,
             Geometry::Euclidean | Geometry::Dot if self.double => DIRECT_QUERIES,
-            Geometry::Euclidean | Geometry::Dot => 0,
+            // Values of one query take no longer than reading the rows, unless each row is normalised.
+            Geometry::Euclidean | Geometry::Dot => usize::from(!self.metric.normalizes()),
         };
         if self.references <= FEW_REFERENCES
             || self.queries <= direct_queries
@@ -384,7 +385,10 @@ mod tests {
         assert_eq!(problem(1000, 1000, 8, 125, 2).filter(Level::Scalar), Filter::Float32);
         assert_eq!(problem(1000, 1000, 70_000, 125, 2).filter(Level::AvxVnni), Filter::Float32);
         assert_eq!(problem(1000, 150, 8, 5, 2).filter(Level::Scalar), Filter::Direct);
-        assert_eq!(problem(1, 1000, 8, 5, 2).filter(Level::Avx512Vnni), Filter::Unpacked);
+        assert_eq!(problem(1, 1000, 8, 5, 2).filter(Level::Avx512Vnni), Filter::Direct);
+        assert_eq!(problem(2, 1000, 8, 5, 2).filter(Level::Avx512Vnni), Filter::Unpacked);
+        let cosine = Problem { metric: Metric::Cosine, ..problem(1, 1000, 8, 5, 2) };
+        assert_eq!(cosine.filter(Level::Avx512Vnni), Filter::Unpacked);
         assert_eq!(problem(8, 1000, 8, 5, 2).filter(Level::Avx512Vnni), Filter::Unpacked);
         // Unpacked keys are of float32 rows.
         assert_eq!(Problem { double: true, ..problem(2, 1000, 8, 5, 2) }.filter(Level::Avx512), Filter::Direct);
@@ -450,8 +454,8 @@ mod tests {
         let level = Level::Avx512Vnni;
         // 2^21 multiply-adds of eight queries or more; of fewer, the same rows.
         assert!(is_small(&problem(8, 2048, 128, 5, 2), level));
-        assert!(is_small(&problem(1, 2048, 128, 5, 2), level));
-        assert!(!is_small(&problem(1, 2049, 128, 5, 2), level));
+        assert!(is_small(&problem(2, 2048, 128, 5, 2), level));
+        assert!(!is_small(&problem(2, 2049, 128, 5, 2), level));
         assert!(!is_small(&problem(16, 2048, 128, 5, 2), level));
         assert!(is_small(&problem(16, 1024, 128, 5, 2), level));
     }
